@@ -27,6 +27,7 @@ class _Stats(ctypes.Structure):
         ("rejected_connections", ctypes.c_uint64),
         ("chunks_sent", ctypes.c_uint64),
         ("bytes_sent_to_other_hosts", ctypes.c_uint64),
+        ("chunks_resent", ctypes.c_uint64),
     ]
 
 
@@ -92,6 +93,9 @@ class CommunicationStats:
       rejected_connections: connections to the data port that did not prove this job's key.
       chunks_sent: number of chunks that carried `bytes_sent`; a chunk has at most 256 KB.
       bytes_sent_to_other_hosts: part of `bytes_sent`, to ranks with another host name.
+      chunks_resent: chunks that another process of this host could not read in this one's memory,
+        and that were sent instead: pages of a device driver, secret memory, or a system call
+        filter. From the first on, that process is sent all chunks.
     """
 
     collectives: int = 0
@@ -101,6 +105,7 @@ class CommunicationStats:
     rejected_connections: int = 0
     chunks_sent: int = 0
     bytes_sent_to_other_hosts: int = 0
+    chunks_resent: int = 0
 
 
 _by_handle: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
@@ -316,6 +321,7 @@ class Communicator:
             chunks_sent=former.chunks_sent + raw.chunks_sent,
             bytes_sent_to_other_hosts=former.bytes_sent_to_other_hosts
             + raw.bytes_sent_to_other_hosts,
+            chunks_resent=former.chunks_resent + raw.chunks_resent,
         )
 
     def waits(self) -> dict[str, float]:

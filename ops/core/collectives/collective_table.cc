@@ -22,6 +22,11 @@ double CheckSeconds(double timeout_seconds) {
   return timeout_seconds > 0 ? timeout_seconds / 10 : kWithoutTimeout;
 }
 
+// A joined rank stands in for at most so many collectives at once, and for so many different ones:
+// each takes memory here for a few bytes from any peer.
+constexpr size_t kMaxStandIns = 1 << 12;
+constexpr size_t kMaxKeysOfOthers = 1 << 18;
+
 // What the flight recorder tells of a collective.
 Event EventOf(const Collective& collective, const Group& group) {
   const Signature& signature = collective.signature();
@@ -77,6 +82,7 @@ void CollectiveTable::AddTo(CommunicatorStats* stats) const {
   for (int peer = 0; peer < group_->size; ++peer) stats->bytes_received += BytesReceivedFrom(peer);
   stats->busy_nanoseconds = busy_.nanoseconds();
   stats->chunks_sent = chunks_sent_.load(std::memory_order_relaxed);
+  stats->chunks_resent = resent_.load(std::memory_order_relaxed);
   stats->bytes_sent_to_other_hosts = far_bytes_sent_.load(std::memory_order_relaxed);
 }
 
@@ -182,7 +188,9 @@ void CollectiveTable::Replay(Collective* collective) {
 // Notes that `peer` has started this collective too, if it is the same one.
 Status CollectiveTable::CheckOpen(Collective* collective, int peer, const Signature& theirs) {
   if (const Status s = Compare(collective->signature(), peer, theirs); !s.ok()) return s;
-  collective->opened_by.push_back(peer);
+  std::vector<int>& opened = collective->opened_by;
+  if (std::find(opened.begin(), opened.end(), peer) != opened.end()) return Status();
+  opened.push_back(peer);
   NoteOpened(collective, peer);
   collective->PeerOpened(*this, peer);
   return Status();
@@ -301,6 +309,12 @@ void CollectiveTable::StandIn(const CollectiveId& id) {
   const Signature signature = open->signature;
   std::string why = StandInRefused(signature, group_->rank, group_->size);
   std::unique_ptr<Collective> collective;
+  if (why.empty() && pending_.size() > kMaxStandIns) {
+    why = StrCat("stands in for ", kMaxStandIns, " others already");
+  }
+  if (why.empty() && !NoteKeyOfOthers(id)) {
+    why = StrCat("has stood in for ", kMaxKeysOfOthers, " different collectives");
+  }
   if (why.empty()) collective = MakeStandIn(id, signature, group_->rank, group_->hosts);
   if (why.empty() && collective == nullptr) why = "has no memory for it";
   if (!why.empty()) {
@@ -309,13 +323,16 @@ void CollectiveTable::StandIn(const CollectiveId& id) {
                                open->peer, ", but rank ", group_->rank, " has joined and ", why));
     return Fail(status, status);
   }
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    uint64_t& next = sequences_[id.key];
-    next = std::max(next, id.sequence + 1);
-  }
   collective->started = Clock::now();
   Begin(std::move(collective));
+}
+
+// Counts an execution that this rank has not started itself. False if there are too many keys.
+bool CollectiveTable::NoteKeyOfOthers(const CollectiveId& id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto [sequence, is_new] = sequences_.try_emplace(id.key, 0);
+  sequence->second = std::max(sequence->second, id.sequence + 1);
+  return !is_new || ++keys_of_others_ <= kMaxKeysOfOthers;
 }
 
 // What arrives.

@@ -34,6 +34,7 @@ struct CommunicatorStats {
   uint64_t rejected_connections = 0;
   uint64_t chunks_sent = 0;
   uint64_t bytes_sent_to_other_hosts = 0;  // of bytes_sent
+  uint64_t chunks_resent = 0;              // a peer could not read them in this process's memory
 };
 
 class CollectiveTable : private ChunkSender {
@@ -113,6 +114,7 @@ class CollectiveTable : private ChunkSender {
   Status PlaceChunk(int peer, const FrameHeader& header, char* scratch, std::vector<iovec>* target);
   Status OnChunk(int peer, const FrameHeader& header, const char* scratch);
   void OnChunkSent(Collective* collective, uint64_t bytes);
+  void NoteResent(uint64_t chunks) { resent_.fetch_add(chunks, std::memory_order_relaxed); }
   // The connection to a peer is gone. `owed`: it has not taken all that was meant for it.
   void PeerLost(int peer, bool owed, const std::string& how);
   // Fails collectives that need a peer which has left.
@@ -137,6 +139,7 @@ class CollectiveTable : private ChunkSender {
   void OnGoodbye(int peer);
 
   void StandIn(const CollectiveId& id);
+  bool NoteKeyOfOthers(const CollectiveId& id);
   void StandInForUnexpected();
   void Replay(Collective* collective);
   Status CheckOpen(Collective* collective, int peer, const Signature& theirs);
@@ -161,6 +164,7 @@ class CollectiveTable : private ChunkSender {
   bool gone_ = false;       // some peer has left and closed its connection
   bool failed_ = false;
   uint64_t begun_ = 0;
+  size_t keys_of_others_ = 0;       // for which it has stood in, and which it had not used itself
   PendingTime busy_;                // at least one collective
   std::vector<PendingTime> waits_;  // by rank
   std::vector<WaitCauses> wait_causes_;
@@ -174,7 +178,8 @@ class CollectiveTable : private ChunkSender {
   std::unordered_map<uint64_t, uint64_t> sequences_;  // guarded by mutex_
   Status failure_;                                    // guarded by mutex_
 
-  std::atomic<uint64_t> finished_{0}, bytes_sent_{0}, chunks_sent_{0}, far_bytes_sent_{0};
+  std::atomic<uint64_t> finished_{0}, bytes_sent_{0}, chunks_sent_{0}, far_bytes_sent_{0},
+      resent_{0};
 };
 
 }  // namespace tfdist

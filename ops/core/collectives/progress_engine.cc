@@ -38,6 +38,9 @@ constexpr auto kFarewellTime = std::chrono::seconds(2);
 constexpr auto kMaxSleep = std::chrono::milliseconds(5000);
 constexpr auto kMaxSleepFailed = std::chrono::milliseconds(100);
 
+// REPLYs that wait to be sent to a peer. An honest one asks once a second, and reads meanwhile.
+constexpr size_t kMaxReplies = 64;
+
 thread_local int nested = 0;
 
 void Pause() {
@@ -54,6 +57,14 @@ StreamOptions OptionsOf(bool share_memory) {
   return options;
 }
 
+bool IsOfSameCollective(const FrameHeader& a, const FrameHeader& b) {
+  return a.key == b.key && a.sequence == b.sequence;
+}
+
+bool IsSameChunk(const FrameHeader& a, const FrameHeader& b) {
+  return a.step == b.step && a.offset == b.offset && a.payload_bytes == b.payload_bytes;
+}
+
 }  // namespace
 
 // One peer.
@@ -62,16 +73,30 @@ void ProgressEngine::Peer::Open(CollectiveTable* table, int rank, PeerSocket soc
                                 bool share_memory) {
   table_ = table;
   rank_ = rank;
+  unreadable_.reset();
   scratch_.reset(new char[kChunkBytes]);
   stream = std::make_unique<MessageStream>(std::move(socket), OptionsOf(share_memory));
 }
 
 Status ProgressEngine::Peer::OnFrame(const FrameHeader& header, std::string_view meta) {
+  if (header.type == static_cast<uint8_t>(CollectiveFrame::kQuery) &&
+      stream->Waiting(static_cast<uint8_t>(CollectiveFrame::kReply)) >= kMaxReplies) {
+    return Status(StatusCode::kInternal,
+                  StrCat("asks again and does not read the answers; ", kMaxReplies, " wait"));
+  }
   return table_->OnFrame(rank_, header, meta);
 }
 
 Status ProgressEngine::Peer::OnPayload(const FrameHeader& header, uint64_t,
                                        std::vector<iovec>* target) {
+  if (unreadable_ && IsOfSameCollective(header, unreadable_->header)) {
+    if (!IsSameChunk(header, unreadable_->header)) {
+      return Status(StatusCode::kInternal, "a chunk ahead of an earlier one, to be sent again");
+    }
+    *target = std::move(unreadable_->target);
+    unreadable_.reset();
+    return Status();
+  }
   return table_->PlaceChunk(rank_, header, scratch_.get(), target);
 }
 
@@ -83,6 +108,12 @@ Status ProgressEngine::Peer::OnFrameEnd(const FrameHeader& header) {
 void ProgressEngine::Peer::OnSent(void* token, uint64_t payload_bytes) {
   table_->OnChunkSent(static_cast<Collective*>(token), payload_bytes);
 }
+
+void ProgressEngine::Peer::OnUnreadable(const FrameHeader& header, std::vector<iovec> target) {
+  unreadable_ = Unreadable{header, std::move(target)};
+}
+
+void ProgressEngine::Peer::OnResent(size_t payloads) { table_->NoteResent(payloads); }
 
 // Start and end.
 

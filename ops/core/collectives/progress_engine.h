@@ -76,6 +76,8 @@ class ProgressEngine : private CollectiveTable::Connections {
                      std::vector<iovec>* target) override;
     Status OnFrameEnd(const FrameHeader& header) override;
     void OnSent(void* token, uint64_t payload_bytes) override;
+    void OnUnreadable(const FrameHeader& header, std::vector<iovec> target) override;
+    void OnResent(size_t payloads) override;
 
     std::unique_ptr<MessageStream> stream;  // null: not connected, or lost
     int pollers = 0;                        // threads that look at the stream
@@ -85,6 +87,13 @@ class ProgressEngine : private CollectiveTable::Connections {
     CollectiveTable* table_ = nullptr;
     int rank_ = 0;
     std::unique_ptr<char[]> scratch_;  // for one chunk
+    // A chunk that was not readable in the peer's memory, and comes again. Its memory stays valid
+    // until then: without it the collective does not end, and no other chunk of it is taken.
+    struct Unreadable {
+      FrameHeader header;
+      std::vector<iovec> target;
+    };
+    std::optional<Unreadable> unreadable_;
   };
 
   // Without the mutex.

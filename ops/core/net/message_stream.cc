@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -51,27 +52,77 @@ void MessageStream::Queue(FrameHeader header, std::string meta, std::vector<iove
   header.payload_bytes = BytesOf(payload);
   header.exposed = 0;
   header.meta_bytes = static_cast<uint32_t>(meta.size());
-  frame.urgent = urgent;
-  const uint64_t bytes = kFrameHeaderBytes + meta.size() + header.payload_bytes;
-  if (peer_reads_ && header.payload_bytes >= options_.min_exposed &&
-      payload.size() <= options_.max_exposed_pieces &&
-      exposed_count_ < options_.max_exposed_frames && !HasRoom(bytes)) {
-    frame.exposed = std::move(payload);
-    frame.meta_bytes = meta.size();
-    AppendExposed(frame.exposed, &header, &meta);
-    frame.urgent = true;  // the sender's memory is taken until the peer looks
-    ++exposed_count_;
-  }
-  const FrameHeaderBytes head = Encode(header);
-  frame.head.reserve(head.size() + meta.size());
-  frame.head.assign(head.begin(), head.end());
-  frame.head += meta;
-  frame.bytes = frame.head.size() + BytesOf(payload);
   frame.header = header;
-  frame.payload = std::move(payload);
+  frame.urgent = urgent;
   frame.owners = std::move(owners);
   frame.token = token;
+  if (peer_reads_ && ToBeExposed(frame, payload.size())) {
+    Expose(&frame, std::move(payload), &meta);
+  } else {
+    frame.payload = std::move(payload);
+    outgoing_bytes_ += header.payload_bytes;
+  }
+  WriteHead(meta, &frame);
   outgoing_.push_back(std::move(frame));
+}
+
+bool MessageStream::ToBeExposed(const Outgoing& frame, size_t pieces) const {
+  const FrameHeader& header = frame.header;
+  if (exposed_count_ > 0 && frame.token != nullptr && HasExposed(frame.token)) return true;
+  return header.payload_bytes >= options_.min_exposed && pieces <= options_.max_exposed_pieces &&
+         exposed_count_ < options_.max_exposed_frames &&
+         exposed_bytes_ < options_.max_waiting_bytes &&
+         !HasRoom(kFrameHeaderBytes + header.meta_bytes + header.payload_bytes);
+}
+
+void MessageStream::Expose(Outgoing* frame, std::vector<iovec> payload, std::string* meta) {
+  if (payload.size() > options_.max_exposed_pieces) {  // their addresses would not fit into a frame
+    auto copy = std::make_shared<std::vector<char>>();
+    copy->reserve(frame->header.payload_bytes);
+    for (const iovec& piece : payload) {
+      const char* const bytes = static_cast<const char*>(piece.iov_base);
+      copy->insert(copy->end(), bytes, bytes + piece.iov_len);
+    }
+    payload = {{copy->data(), copy->size()}};
+    frame->owners = {std::move(copy)};
+  }
+  frame->exposed = std::move(payload);
+  frame->meta_bytes = meta->size();
+  AppendExposed(frame->exposed, &frame->header, meta);
+  frame->urgent = true;  // the sender's memory is taken until the peer looks
+  ++exposed_count_;
+  exposed_bytes_ += frame->header.payload_bytes;
+  if (frame->token == nullptr) return;
+  for (auto& [token, count] : exposed_tokens_) {
+    if (token == frame->token) return void(++count);
+  }
+  exposed_tokens_.emplace_back(frame->token, 1);
+}
+
+// The peer has copied it.
+void MessageStream::Released(const Outgoing& frame) {
+  --exposed_count_;
+  exposed_bytes_ -= frame.header.payload_bytes;
+  for (auto& entry : exposed_tokens_) {
+    if (entry.first != frame.token || --entry.second > 0) continue;
+    entry = exposed_tokens_.back();
+    return exposed_tokens_.pop_back();
+  }
+}
+
+bool MessageStream::HasExposed(const void* token) const {
+  return std::any_of(exposed_tokens_.begin(), exposed_tokens_.end(),
+                     [token](const auto& entry) { return entry.first == token; });
+}
+
+void MessageStream::WriteHead(std::string_view meta, Outgoing* frame) {
+  const FrameHeaderBytes head = Encode(frame->header);
+  std::string bytes;
+  bytes.reserve(head.size() + meta.size());
+  bytes.assign(head.begin(), head.end());
+  bytes += meta;
+  frame->head = std::move(bytes);
+  frame->bytes = frame->head.size() + BytesOf(frame->payload);
 }
 
 void MessageStream::QueueConnectionFrame(FrameType type, std::string_view meta) {
@@ -93,6 +144,11 @@ bool MessageStream::has_payloads() const {
   return !exposed_frames_.empty() ||
          std::any_of(outgoing_.begin(), outgoing_.end(),
                      [](const Outgoing& frame) { return frame.header.payload_bytes > 0; });
+}
+
+size_t MessageStream::Waiting(uint8_t type) const {
+  return std::count_if(outgoing_.begin(), outgoing_.end(),
+                       [type](const Outgoing& frame) { return frame.header.type == type; });
 }
 
 void MessageStream::Flush(StreamHandler& handler) {
@@ -166,9 +222,10 @@ void MessageStream::Advance(size_t bytes, StreamHandler& handler) {
     if (sent.header.exposed > 0) {
       bytes_sent_ += sent.header.payload_bytes;
       exposed_frames_.push_back(std::move(sent));
-    } else if (sent.token != nullptr) {
-      handler.OnSent(sent.token, sent.header.payload_bytes);
+      continue;
     }
+    outgoing_bytes_ -= sent.header.payload_bytes;
+    if (sent.token != nullptr) handler.OnSent(sent.token, sent.header.payload_bytes);
   }
 }
 
@@ -262,13 +319,14 @@ Status MessageStream::Consume(StreamHandler& handler) {
 Status MessageStream::ConsumeFrame(StreamHandler& handler, std::string_view meta) {
   if (incoming_.Is(FrameType::kShared)) return OnShared(meta);
   if (incoming_.Is(FrameType::kRelease)) return OnRelease(handler);
-  if (incoming_.Is(FrameType::kRefuse)) return OnRefuse();
+  if (incoming_.Is(FrameType::kRefuse)) return OnRefuse(handler);
   std::vector<iovec> exposed;
   if (incoming_.exposed > 0) {
     if (Status s = TakeExposed(incoming_, &meta, &exposed); !s.ok()) return s;
     if (!peer_memory_) {
       return Status(StatusCode::kInvalidArgument, "an unexpected payload in exposed memory");
     }
+    if (refuses_) return Status();  // it comes again
   }
   discards_ = withdrawn_ && incoming_.payload_bytes > 0;
   if (!discards_) {
@@ -344,8 +402,11 @@ Status MessageStream::CopyExposed(StreamHandler& handler, std::vector<iovec> pie
       withdrawn_ = true;  // the peer gives up; its reason or its end follows
       return Status();
     }
-    if (s.code() == StatusCode::kFailedPrecondition && options_.resend_refused) {
+    if (s.code() == StatusCode::kFailedPrecondition) {
+      refuses_ = true;
+      bytes_received_ -= payload_received_;
       QueueConnectionFrame(FrameType::kRefuse, "");
+      handler.OnUnreadable(incoming_, std::move(target));
       return Status();
     }
     if (!s.ok()) return s;
@@ -426,22 +487,43 @@ Status MessageStream::OnRelease(StreamHandler& handler) {
   if (exposed_frames_.empty()) return Unexpected("RELEASE");
   const Outgoing frame = std::move(exposed_frames_.front());
   exposed_frames_.pop_front();
-  --exposed_count_;
+  Released(frame);
   if (frame.token != nullptr) handler.OnSent(frame.token, frame.header.payload_bytes);
   return Status();
 }
 
-// Memory that a device driver has mapped, for instance.
-Status MessageStream::OnRefuse() {
-  if (exposed_frames_.empty() || !options_.resend_refused) return Unexpected("REFUSE");
-  Outgoing frame = std::move(exposed_frames_.front());
-  exposed_frames_.pop_front();
-  --exposed_count_;
+// Sends what is exposed, and exposes nothing more.
+Status MessageStream::OnRefuse(StreamHandler& handler) {
+  if (exposed_frames_.empty()) return Unexpected("REFUSE");
   peer_reads_ = false;
-  bytes_sent_ -= frame.header.payload_bytes;
-  Queue(frame.header, frame.head.substr(kFrameHeaderBytes, frame.meta_bytes),
-        std::move(frame.exposed), std::move(frame.owners), frame.token);
+  std::deque<Outgoing> again = std::exchange(exposed_frames_, {});
+  for (const Outgoing& frame : again) bytes_sent_ -= frame.header.payload_bytes;
+  const bool begun = front_sent_ > 0;
+  if (begun && outgoing_.front().header.exposed > 0) {
+    // The rest of its head has to follow. The peer passes over it.
+    Outgoing rest;
+    rest.head = outgoing_.front().head;
+    rest.bytes = outgoing_.front().bytes;
+    again.push_back(std::exchange(outgoing_.front(), std::move(rest)));
+  }
+  outgoing_.insert(outgoing_.begin() + (begun ? 1 : 0), std::make_move_iterator(again.begin()),
+                   std::make_move_iterator(again.end()));
+  for (Outgoing& frame : outgoing_) {
+    if (frame.header.exposed > 0) SendWhole(&frame);
+  }
+  handler.OnResent(exposed_count_);
+  outgoing_bytes_ += std::exchange(exposed_bytes_, 0);
+  exposed_count_ = 0;
+  exposed_tokens_.clear();
   return Status();
+}
+
+void MessageStream::SendWhole(Outgoing* frame) {
+  const std::string meta = frame->head.substr(kFrameHeaderBytes, frame->meta_bytes);
+  frame->header.exposed = 0;
+  frame->header.meta_bytes = static_cast<uint32_t>(meta.size());
+  frame->payload = std::exchange(frame->exposed, {});
+  WriteHead(meta, frame);
 }
 
 void MessageStream::Notify() {
@@ -474,7 +556,9 @@ void MessageStream::Detach() {
   exposed_.reset();  // before its memory goes to others
   peer_reads_ = false;
   exposed_frames_.clear();
+  exposed_tokens_.clear();
   exposed_count_ = 0;
+  exposed_bytes_ = outgoing_bytes_ = 0;
   if (front_sent_ > 0) {
     Outgoing& front = outgoing_.front();
     for (const iovec& piece : front.payload) {

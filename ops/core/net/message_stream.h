@@ -13,6 +13,12 @@
 // With shared memory, a side's SHARED is its last frame on the socket: the following ones go
 // through the memory, and what then comes on the socket are single bytes, which wake a side that
 // sleeps. The socket stays to tell of the peer's end.
+//
+// The kernel may refuse to read a payload in the sender's memory: pages of a device driver, secret
+// memory (memfd_secret(2)), a system call filter that came later. The receiver then answers REFUSE,
+// once, and passes over all that is exposed to it from then on. The sender exposes nothing more,
+// and sends what was exposed and not released, before all that it has not sent yet. To keep the
+// order of a token's payloads, those behind an exposed one are exposed too, however small.
 #ifndef TFDIST_OPS_CORE_NET_MESSAGE_STREAM_H_
 #define TFDIST_OPS_CORE_NET_MESSAGE_STREAM_H_
 
@@ -25,6 +31,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
@@ -51,6 +58,11 @@ class StreamHandler {
   virtual Status OnFrameEnd(const FrameHeader& header) = 0;
   // A payload that was queued with this token has been sent, or the peer has copied it.
   virtual void OnSent(void* token, uint64_t payload_bytes) = 0;
+  // The payload could not be read from the peer's memory, and `target` may have been written to.
+  // The peer sends the frame again; until then no frame with the same token comes.
+  virtual void OnUnreadable(const FrameHeader&, std::vector<iovec> /*target*/) {}
+  // The peer could not read payloads of this process's memory: so many are sent again.
+  virtual void OnResent(size_t /*payloads*/) {}
 };
 
 // The meta of WELCOME and SHARED.
@@ -75,8 +87,9 @@ struct StreamOptions {
   size_t max_exposed_frames = SIZE_MAX;  // more are sent
   size_t max_exposed_pieces = 256;       // of a payload; one of more is sent
   size_t max_outgoing = SIZE_MAX;        // frames; with more, nothing is received
-  bool share_memory = false;             // frames go through shared memory where they can
-  bool resend_refused = false;           // payloads that the peer cannot read; else an error
+  // Of payloads: with more queued nothing is received, and with more exposed they are sent.
+  uint64_t max_waiting_bytes = UINT64_MAX;
+  bool share_memory = false;  // frames go through shared memory where they can
   // Whether a peer that withdraws what it exposes goes on to say why; else its stream breaks.
   bool awaits_reason = false;
 };
@@ -94,9 +107,13 @@ class MessageStream {
   bool idle() const { return outgoing_.empty(); }
   // Whether a payload is queued, and neither sent nor copied by the peer.
   bool has_payloads() const;
+  // Frames of this type that wait to be sent.
+  size_t Waiting(uint8_t type) const;
   // Whether a frame waits in the buffer, because there was too much to send.
   bool stalled() const { return stalled_; }
-  bool wants_input() const { return outgoing_.size() < options_.max_outgoing; }
+  bool wants_input() const {
+    return outgoing_.size() < options_.max_outgoing && outgoing_bytes_ < options_.max_waiting_bytes;
+  }
 
   // Payload bytes so far; a frame that is half received or sent counts with what there is.
   uint64_t bytes_received() const { return bytes_received_; }
@@ -155,6 +172,12 @@ class MessageStream {
   };
 
   bool HasRoom(uint64_t bytes) const;
+  bool ToBeExposed(const Outgoing& frame, size_t pieces) const;
+  void Expose(Outgoing* frame, std::vector<iovec> payload, std::string* meta);
+  void Released(const Outgoing& frame);
+  bool HasExposed(const void* token) const;
+  static void WriteHead(std::string_view meta, Outgoing* frame);
+  static void SendWhole(Outgoing* frame);
   size_t Write();
   void Advance(size_t bytes, StreamHandler& handler);
   void QueueConnectionFrame(FrameType type, std::string_view meta);
@@ -169,7 +192,7 @@ class MessageStream {
   void Share(const CanaryInfo& canary);
   Status OnShared(std::string_view meta);
   Status OnRelease(StreamHandler& handler);
-  Status OnRefuse();
+  Status OnRefuse(StreamHandler& handler);
   void Notify();
 
   const StreamOptions options_;
@@ -177,9 +200,10 @@ class MessageStream {
   Fd socket_;
 
   std::deque<Outgoing> outgoing_;
-  uint64_t front_sent_ = 0;  // bytes of outgoing_.front()
-  size_t front_piece_ = 0;   // the first that is not sent whole: 0 is its head
-  size_t front_offset_ = 0;  // bytes of that piece
+  uint64_t outgoing_bytes_ = 0;  // of their payloads, but for exposed ones
+  uint64_t front_sent_ = 0;      // bytes of outgoing_.front()
+  size_t front_piece_ = 0;       // the first that is not sent whole: 0 is its head
+  size_t front_offset_ = 0;      // bytes of that piece
   bool blocked_ = false;
   bool detached_ = false;
   std::vector<iovec> batch_;  // of one read or write
@@ -204,9 +228,12 @@ class MessageStream {
   bool hung_up_ = false;                         // the socket has ended
   std::optional<PeerMemory> peer_memory_;
   bool withdrawn_ = false;               // the peer exposes no more; it is about to say why
+  bool refuses_ = false;                 // what the peer exposes: some of it was not readable
   std::deque<Outgoing> exposed_frames_;  // sent and not released, oldest first
   size_t exposed_count_ = 0;             // also those that are queued
-  bool peer_reads_ = false;              // what is exposed
+  uint64_t exposed_bytes_ = 0;           // of these
+  std::vector<std::pair<const void*, size_t>> exposed_tokens_;  // of those, and their numbers
+  bool peer_reads_ = false;                                     // what is exposed
   // Goes before what is exposed does.
   std::unique_ptr<ExposedMemory> exposed_;
 };

@@ -41,15 +41,21 @@ ExposedMemory::~ExposedMemory() {
 }
 
 bool PeerMemory::IsReadable() const {
-  return process_ != nullptr && canary_.address != 0 && HasCanary();
+  CanaryInfo found;
+  return process_ != nullptr && canary_.address != 0 && ReadCanary(&found) &&
+         found.value == canary_.value && process_->IsAlive();
 }
 
-bool PeerMemory::HasCanary() const {
+bool PeerMemory::ReadCanary(CanaryInfo* found) const {
+  const iovec here{found->value.data(), sizeof(found->value)};
+  const iovec there{reinterpret_cast<void*>(canary_.address), sizeof(found->value)};
+  return process_vm_readv(process_->id(), &here, 1, &there, 1, 0) == sizeof(found->value);
+}
+
+// A canary that cannot be read tells nothing: the kernel may refuse all reads from now on.
+bool PeerMemory::IsWithdrawn() const {
   CanaryInfo found;
-  const iovec here{found.value.data(), sizeof(found.value)};
-  const iovec there{reinterpret_cast<void*>(canary_.address), sizeof(found.value)};
-  return process_vm_readv(process_->id(), &here, 1, &there, 1, 0) == sizeof(found.value) &&
-         found.value == canary_.value && process_->IsAlive();
+  return !process_->IsAlive() || (ReadCanary(&found) && found.value != canary_.value);
 }
 
 Status PeerMemory::Read(std::vector<iovec> to, std::vector<iovec> from) const {
@@ -65,7 +71,7 @@ Status PeerMemory::Read(std::vector<iovec> to, std::vector<iovec> from) const {
   const int error = read < 0 ? errno : EFAULT;
   const bool is_whole = read == static_cast<ssize_t>(bytes + sizeof(found.value));
   if (is_whole && found.value == canary_.value && process_->IsAlive()) return Status();
-  if (is_whole || !HasCanary()) {
+  if (is_whole || IsWithdrawn()) {
     return Status(StatusCode::kUnavailable, "the peer exposes its memory no more");
   }
   return Status(StatusCode::kFailedPrecondition,

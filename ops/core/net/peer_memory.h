@@ -59,11 +59,14 @@ class PeerMemory {
 
   // Copies from the peer's addresses in `from` to `to`; piece i of both has the same size. After a
   // failure the content of `to` is undefined. kUnavailable if the peer no longer exposes its memory
-  // or has ended, kFailedPrecondition if the kernel cannot read these addresses.
+  // or has ended, kFailedPrecondition if the kernel does not read these addresses: it cannot
+  // (EFAULT), or may no longer (EPERM).
   Status Read(std::vector<iovec> to, std::vector<iovec> from) const;
 
  private:
-  bool HasCanary() const;
+  // What stands where the canary is; false if the kernel does not read it.
+  bool ReadCanary(CanaryInfo* found) const;
+  bool IsWithdrawn() const;
 
   std::shared_ptr<const PeerProcess> process_;
   CanaryInfo canary_;

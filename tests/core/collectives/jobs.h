@@ -46,8 +46,9 @@ struct Job {
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
-  bool in_place = false;  // all_reduce only
-  bool even = false;      // blocks of `count` elements each
+  bool in_place = false;                            // all_reduce only
+  bool even = false;                                // blocks of `count` elements each
+  void (*prepare)(std::string* operand) = nullptr;  // called before the start, if it is set
 
   struct Running {
     std::string input, output;
@@ -163,6 +164,10 @@ struct Job {
     running->ending = std::move(ending);
     running->input = Input(rank);
     running->output = in_place ? running->input : Before(rank);
+    if (prepare != nullptr) {
+      prepare(&running->input);
+      prepare(&running->output);
+    }
     const FlatView out = View(&running->output, 1);
     const FlatView in = in_place ? out : View(&running->input, 2);
     switch (kind) {

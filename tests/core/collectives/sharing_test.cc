@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstring>
 #include <optional>
 
 #include "collectives/raw_peer.h"
@@ -65,20 +66,21 @@ class Sharer {
 constexpr uint64_t kHalf = kChunkBytes;
 constexpr size_t kCount = 2 * kHalf / sizeof(float);
 
-std::string Open(uint64_t key) {
+std::string Open(uint64_t key, size_t count = kCount) {
   Signature signature;
   signature.kind = static_cast<uint8_t>(CollectiveKind::kAllReduce);
   signature.dtype = static_cast<uint8_t>(DType::kFloat32);
   signature.reduce_op = static_cast<uint8_t>(ReduceOp::kSum);
   signature.algorithm = static_cast<uint8_t>(Algorithm::kRing);
-  signature.elements = kCount;
+  signature.elements = count;
   signature.shape_hash = std::hash<std::string>()("");
   return Frame(CollectiveFrame::kOpen, Encode(signature), key);
 }
 
-std::string ExposedFrame(uint16_t step, const std::vector<iovec>& pieces) {
+std::string ExposedFrame(uint16_t step, const std::vector<iovec>& pieces, uint64_t offset = 0) {
   FrameHeader header = DataHeader(1, 0);
   header.step = step;
+  header.offset = offset;
   for (const iovec& piece : pieces) header.payload_bytes += piece.iov_len;
   std::string meta;
   AppendExposed(pieces, &header, &meta);
@@ -158,10 +160,139 @@ void TestWithdrawn() {
   }
 }
 
+// What this rank receives of rank 0: frames, whose payload is read if it is not exposed.
+struct Received {
+  FrameHeader header;
+  std::string payload;
+};
+Received Receive(Sharer& sharer) {
+  const auto read = [&sharer](size_t size) {
+    std::string bytes(size, '\0');
+    for (size_t got = 0; got < size;) {
+      ssize_t part = 0;
+      EXPECT(Eventually([&] {
+        part = sharer.channel->Read({{bytes.data() + got, size - got}});
+        return part != 0;
+      }));
+      EXPECT(part > 0);
+      if (sharer.channel->WriterWaits()) sharer.peer->Send("!");
+      got += static_cast<size_t>(part);
+    }
+    return bytes;
+  };
+  Received received;
+  EXPECT_OK(Decode(read(kFrameHeaderBytes).data(), LimitsOfCollectives, &received.header));
+  read(received.header.meta_bytes);
+  if (received.header.exposed == 0) received.payload = read(received.header.payload_bytes);
+  return received;
+}
+
+std::string InlineFrame(uint16_t step, uint64_t offset, const float* values, uint64_t bytes) {
+  FrameHeader header = DataHeader(1, bytes);
+  header.step = step;
+  header.offset = offset;
+  return Bytes(header, std::string(reinterpret_cast<const char*>(values), bytes));
+}
+
+const auto kNowhere = reinterpret_cast<char*>(uint64_t{4096});
+
+// Rank 0 cannot read what it is lent: it says so once, and passes over all that is lent from then
+// on. It takes the values when they come.
+void TestUnreadable() {
+  Sharer sharer;
+  constexpr uint64_t kPart = kHalf / 2;  // the rings have less room than a whole chunk needs
+  std::vector<float> ours(kCount / 2, 1), theirs(kCount / 2, 2);
+  Ending ending = AllReduce(*sharer.comm, ours, {1, "t", "", 20, Algorithm::kRing});
+  EXPECT(Receive(sharer).header.type == static_cast<uint8_t>(CollectiveFrame::kOpen));
+  char* const bytes = reinterpret_cast<char*>(theirs.data());
+  sharer.Send(Open(1, kCount / 2));
+  const Received first = Receive(sharer);
+  EXPECT(first.header.step == 0 && first.header.payload_bytes == kPart);
+  // Not at all, in part, and what could be read.
+  sharer.Send(ExposedFrame(0, {{bytes + kPart, 4}, {kNowhere, kPart - 4}}));
+  EXPECT(Receive(sharer).header.Is(FrameType::kRefuse));
+  for (int i = 0; i < 100; ++i) {
+    sharer.Send(ExposedFrame(0, {{kNowhere, kPart}}) + ExposedFrame(1, {{bytes, kPart}}));
+  }
+  sharer.Send(InlineFrame(0, 0, theirs.data(), kPart));
+  const Received second = Receive(sharer);
+  EXPECT(second.header.step == 1);  // and no other REFUSE
+  sharer.Send(InlineFrame(1, 0, theirs.data(), kPart));
+  if (second.header.exposed > 0) sharer.Send(Frame(FrameType::kRelease, ""));
+  EXPECT_OK(Wait(ending));
+  EXPECT(ours[0] == 2 && ours.back() == 3);
+}
+
+// A rank that cannot read what rank 0 lends is sent it, in order, and is lent nothing more. It is
+// believed once, and only about what it was lent.
+void TestRefused() {
+  for (const auto& [lie, message] :
+       {std::pair<std::string, std::string>{"", ""},
+        {Frame(FrameType::kRefuse, ""), "an unexpected REFUSE frame"},
+        {Frame(FrameType::kRelease, ""), "an unexpected RELEASE frame"}}) {
+    Sharer sharer;
+    constexpr size_t kChunks = 5;  // of each half
+    constexpr size_t kValues = 2 * kChunks * kChunkBytes / sizeof(float);
+    std::vector<float> ours(kValues, 1), theirs(kValues, 2);
+    Ending ending = AllReduce(*sharer.comm, ours, {1, "t", "", 20, Algorithm::kRing});
+    sharer.Send(Open(1, kValues));
+    EXPECT(Receive(sharer).header.type == static_cast<uint8_t>(CollectiveFrame::kOpen));
+    for (size_t i = 0; i < kChunks; ++i) EXPECT(Receive(sharer).header.exposed > 0);
+    sharer.Send(Frame(FrameType::kRefuse, ""));
+    for (size_t i = 0; i < kChunks; ++i) {
+      const Received again = Receive(sharer);
+      EXPECT(again.header.exposed == 0 && again.header.step == 0 && again.header.meta_bytes == 0);
+      EXPECT(again.header.offset == i * kChunkBytes);
+      EXPECT(again.payload.size() == kChunkBytes);
+      EXPECT(std::memcmp(again.payload.data(), ours.data(), kChunkBytes) == 0);
+    }
+    EXPECT(sharer.comm->stats().chunks_resent == kChunks);
+    if (!message.empty()) {
+      sharer.Send(lie);
+      const Status status = Wait(ending);
+      EXPECT_STATUS(status, StatusCode::kUnavailable);
+      EXPECT_CONTAINS(status.message(), message);
+      EXPECT_CONTAINS(status.message(), "rank 1");
+      continue;
+    }
+    const char* const bytes = reinterpret_cast<const char*>(theirs.data());
+    for (const uint16_t step : {uint16_t{0}, uint16_t{1}}) {
+      for (size_t i = 0; i < kChunks; ++i) {
+        const iovec chunk{const_cast<char*>(bytes), kChunkBytes};
+        sharer.Send(ExposedFrame(step, {chunk}, i * kChunkBytes));
+        EXPECT(Receive(sharer).header.Is(FrameType::kRelease));
+        if (step > 0) continue;
+        const Received reduced = Receive(sharer);
+        EXPECT(reduced.header.exposed == 0 && reduced.header.step == 1);
+      }
+    }
+    EXPECT_OK(Wait(ending));
+    EXPECT(ours[0] == 2 && ours.back() == 3);
+  }
+}
+
+// After a refusal other bytes than those refused come first: nothing is written where those belong.
+void TestWrongBytesAfterRefusal() {
+  for (const bool started : {true, false}) {
+    Sharer sharer;
+    constexpr uint64_t kBytes = 4096;
+    std::vector<float> ours(2 * kBytes / sizeof(float), 1);
+    Ending ending;
+    if (started) ending = AllReduce(*sharer.comm, ours, {1, "t", "", 20, Algorithm::kRing});
+    sharer.Send(Open(1, ours.size()) + ExposedFrame(0, {{kNowhere, kBytes}}) +
+                InlineFrame(1, 0, ours.data(), kBytes) + InlineFrame(0, 0, ours.data(), kBytes) +
+                Frame(CollectiveFrame::kQuery, "", 1));
+    if (!started) ending = AllReduce(*sharer.comm, ours, {1, "t", "", 20, Algorithm::kRing});
+    const Status status = Wait(ending);
+    EXPECT_STATUS(status, StatusCode::kUnavailable);
+    EXPECT_CONTAINS(status.message(), "ahead of an earlier one");
+    EXPECT_CONTAINS(status.message(), "rank 1");
+  }
+}
+
 void TestBrokenRules() {
   std::vector<float> theirs(2 * kCount, 2);
   char* const bytes = reinterpret_cast<char*>(theirs.data());
-  const auto nowhere = reinterpret_cast<char*>(uint64_t{4096});
   const std::string open = Open(1);
   FrameHeader odd = DataHeader(1, kHalf);
   odd.meta_bytes = 3;
@@ -172,7 +303,6 @@ void TestBrokenRules() {
       {open + ExposedFrame(0, {{bytes, kChunkBytes + 1}}), "claims 16 and 262145 bytes"},
       {open + ExposedFrame(0, {{bytes, SIZE_MAX}, {bytes, kHalf + 1}}),
        "malformed list of exposed"},
-      {open + ExposedFrame(0, {{nowhere, kHalf}}), "cannot read"},
       {open + ExposedFrame(0, {{bytes, kHalf - 4}}), "expected step 0"},
       {open + ExposedFrame(1, {{bytes, kHalf}}), "expected step 0"},
       {open + Bytes(odd, "odd"), "malformed frame header"},
@@ -378,6 +508,9 @@ void Main() {
   TestIdle();
   TestRunsAhead();
   TestWithdrawn();
+  TestUnreadable();
+  TestRefused();
+  TestWrongBytesAfterRefusal();
   TestBrokenRules();
   TestFalseOffers();
   TestFalseCanary();

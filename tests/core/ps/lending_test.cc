@@ -119,22 +119,49 @@ void TestLentValuesStay() {
   EXPECT(Eventually([&] { return server->stats().bytes_sent == 3 * kCount * 4; }));
 }
 
-// The server requests values again that it cannot read.
+// The server requests values again that it cannot read, all of them or some. It says so once, and
+// passes over all that is lent from then on, since the worker sends it again.
 void TestUnreadableIsSent() {
+  Floats half(kCount / 2, 1), whole(kCount, 1);
+  for (const bool in_part : {false, true}) {
+    const auto server = StartServer(Options(Mode::kAsync, 1));
+    LendingWorker worker(*server);
+    const uint32_t shard = worker.Create("w", Floats(kCount, 5));
+    worker.Bind(Sgd(), shard);
+    const PushRequest push = worker.NewGradient(shard);
+    const std::vector<iovec> all = {{nullptr, kCount * 4}};
+    const std::vector<iovec> some = {{half.data(), kCount * 2}, {nullptr, kCount * 2}};
+    EXPECT(worker.PushExposed(push, in_part ? some : all) ==
+           static_cast<uint8_t>(FrameType::kRefuse));
+    for (const auto& pieces : {all, some, std::vector<iovec>{{whole.data(), kCount * 4}}}) {
+      EXPECT(worker.peer().Send(LendingWorker::ExposedPush(push, pieces)));
+    }
+    EXPECT(!worker.Push(push, Raw(whole)));
+    EXPECT(server->stats().pushes == 1);
+    EXPECT(First(worker.PullExposed(shard)) == 4);
+  }
+}
+
+// A worker that cannot read what it is lent is sent all of it, in order, and is believed once.
+void TestRefusedIsSent() {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   LendingWorker worker(*server);
   const uint32_t shard = worker.Create("w", Floats(kCount, 5));
-  worker.Bind(Sgd(), shard);
-  const PushRequest push = worker.NewGradient(shard);
-  EXPECT(worker.PushExposed(push, {{nullptr, kCount * 4}}) ==
-         static_cast<uint8_t>(FrameType::kRefuse));
-  Floats half(kCount / 2, 1);
-  EXPECT(worker.PushExposed(push, {{half.data(), kCount * 2}, {nullptr, kCount * 2}}) ==
-         static_cast<uint8_t>(FrameType::kRefuse));
-  EXPECT(server->stats().pushes == 0);
-  EXPECT(!worker.Push(push, Raw(Floats(kCount, 1))));
-  EXPECT(server->stats().pushes == 1);
-  EXPECT(First(worker.PullExposed(shard)) == 4);
+  for (int i = 0; i < 3; ++i) EXPECT(First(worker.PullExposed(shard)) == 5);
+  EXPECT(worker.peer().Send(Frame(FrameType::kRefuse, "")));
+  for (uint64_t i = 1; i <= 3; ++i) {
+    FrameHeader header;
+    worker.ReceiveHead(&header);
+    EXPECT(header.key == 1000 + i && header.exposed == 0);
+    std::string payload(header.payload_bytes, '\0');
+    worker.peer().Receive(payload.data(), payload.size());
+    EXPECT(payload == Raw(Floats(kCount, 5)));
+  }
+  EXPECT(worker.Value(shard) == Floats(kCount, 5));
+  EXPECT(Eventually([&] { return server->stats().bytes_sent == 4 * kCount * 4; }));
+  EXPECT(worker.peer().Send(Frame(FrameType::kRefuse, "")));
+  worker.peer().AwaitClose();
+  EXPECT(Eventually([&] { return server->stats().broken_requests == 1; }));
 }
 
 // Values that are no longer lent are not applied.
@@ -272,6 +299,7 @@ void TestServerThatDoesNotLend() {
 void Main() {
   TestLentValuesStay();
   TestUnreadableIsSent();
+  TestRefusedIsSent();
   TestWithdrawn();
   TestRefused();
   TestClaims();

@@ -20,7 +20,6 @@ StreamOptions MessageStreamOptions() {
   options.receive_budget = 4 << 20;
   options.min_exposed = 64 << 10;
   options.max_exposed_pieces = 64 << 10;
-  options.resend_refused = true;
   return options;
 }
 
