@@ -1,4 +1,7 @@
 // Messages of peers for collectives that have not started on this rank yet (MPI's term).
+//
+// All of them take at most 256 MB, with what each costs beside its bytes: small ones cost more than
+// they carry. A rank may be hundreds of thousands of small collectives ahead of this one.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_UNEXPECTED_MESSAGES_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_UNEXPECTED_MESSAGES_H_
 
@@ -26,6 +29,8 @@ class UnexpectedMessages {
     bool complete = false;  // all bytes have arrived
   };
 
+  static constexpr size_t kMaxBytes = size_t{256} << 20;
+
   // Stores an OPEN. Fails if peers have sent more than the limit in total.
   Status AddOpen(const CollectiveId& id, Open open);
   // Allocates memory for a chunk whose bytes are about to arrive. Fails like AddOpen.
@@ -45,14 +50,22 @@ class UnexpectedMessages {
   // The chunks that remain then are incomplete, at most one of each peer.
   bool TakeChunk(const CollectiveId& id, Chunk* chunk);
   void Clear();
+  // The memory of all messages.
+  size_t bytes() const { return bytes_; }
 
  private:
   struct Entry {
     std::vector<Open> opens;
     std::list<Chunk> chunks;
   };
+  static constexpr size_t kEntry = sizeof(Entry) + 96;  // with its key, as a node of the map
 
-  Status Charge(size_t bytes);
+  static size_t Cost(const Open& open);
+  static size_t Cost(const Chunk& chunk);
+  Status Charge(int peer, size_t bytes);
+  // The entry of a collective, which is charged if it is new.
+  Entry& EntryOf(const CollectiveId& id);
+  size_t BytesOf(int peer) const;
   void DropIfEmpty(std::map<CollectiveId, Entry>::iterator entry);
 
   std::map<CollectiveId, Entry> entries_;

@@ -3,8 +3,10 @@
 #define TFDIST_TESTS_CORE_COLLECTIVES_CALLS_H_
 
 #include <dirent.h>
+#include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <future>
 #include <memory>
@@ -125,6 +127,24 @@ inline std::vector<Ending> ReduceWithout(Ranks& comms, int absent,
 
 inline double SecondsSince(TimePoint start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Of this process's memory.
+inline int64_t ResidentBytes() {
+  long pages = 0, resident = 0;
+  std::FILE* const file = std::fopen("/proc/self/statm", "r");
+  EXPECT(file != nullptr && std::fscanf(file, "%ld %ld", &pages, &resident) == 2);
+  std::fclose(file);
+  return int64_t{resident} * sysconf(_SC_PAGESIZE);
+}
+
+// Whether it has grown by less than that; under a sanitizer, which keeps memory of its own, always.
+inline bool HasGrownLessThan(int64_t megabytes, int64_t since) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return megabytes + since > 0;
+#else
+  return ResidentBytes() - since < megabytes << 20;
+#endif
 }
 
 inline int OpenDescriptors() {

@@ -139,14 +139,13 @@ void TestChunksOfOtherCollectives() {
     EXPECT_CONTAINS(duel.comm->status().message(),
                     "a chunk of 65537 bytes of a collective that has");
   }
-  {  // Of an unknown collective, and small: stored up to a limit.
+  {  // Of an unknown collective, and small enough: stored up to a limit.
     Duel duel;
     const std::string chunk = Data(9, 9, 0, 0, kEagerBytes);
     size_t sent = 0;
     while (duel.peer->Send(chunk)) EXPECT(++sent < 10000);
     EXPECT(sent > 1000);
-    EXPECT_CONTAINS(duel.comm->status().message(),
-                    "bytes of collectives that have not started, the limit");
+    EXPECT_CONTAINS(duel.comm->status().message(), "keeps for collectives that have not started");
   }
   {  // Of a collective that has ended.
     Duel duel;
@@ -159,6 +158,53 @@ void TestChunksOfOtherCollectives() {
     EXPECT(Eventually([&] { return !duel.comm->status().ok(); }));
     EXPECT_CONTAINS(duel.comm->status().message(), "a chunk of a collective that has ended");
   }
+}
+
+// Chunks of one byte, each of another collective: memory is bounded by what they cost.
+void TestSmallChunksOfOtherCollectives() {
+  Duel duel;
+  const int64_t before = ResidentBytes();
+  size_t sent = 0;
+  bool open = true;
+  while (open) {
+    std::string chunks;
+    for (int i = 0; i < 1000; ++i) chunks += Data(++sent, 9, 0, 0, 1);
+    open = duel.peer->Send(chunks);
+    EXPECT(HasGrownLessThan(400, before));
+  }
+  EXPECT(sent > 100000);
+  EXPECT(Eventually([&] { return !duel.comm->status().ok(); }));
+  EXPECT_CONTAINS(duel.comm->status().message(), "keeps for collectives that have not started");
+  EXPECT_CONTAINS(duel.comm->status().message(), "rank 1");
+}
+
+// A peer that asks again and again and does not read the answers.
+void TestUnreadAnswers() {
+  Duel duel;
+  const int64_t before = ResidentBytes();
+  std::string queries;
+  for (int i = 0; i < 1000; ++i) queries += Frame(CollectiveFrame::kQuery, "", 8, 8);
+  for (size_t sent = 0; duel.peer->Send(queries); ++sent) {
+    EXPECT(sent < 1000);  // the kernel's buffers hold far less
+    EXPECT(HasGrownLessThan(50, before));
+  }
+  EXPECT(Eventually([&] { return !duel.comm->status().ok(); }));
+  EXPECT_CONTAINS(duel.comm->status().message(), "does not read the answers");
+  EXPECT_CONTAINS(duel.comm->status().message(), "rank 1");
+}
+
+// A peer that opens collectives without end, for which a joined rank stands in.
+void TestCollectivesOfAJoinedRank() {
+  Duel duel;
+  auto [options, ending] = Prepare(*duel.comm, {1, "join", "", 0});
+  int last_rank = 0;
+  duel.comm->Join(std::move(options), &last_rank);
+  constexpr uint64_t kMost = 1 << 12;
+  for (uint64_t key = 1; key <= kMost + 1; ++key) duel.peer->Send(Open(1000 + key, 1));
+  const Status status = Wait(ending, 100);
+  EXPECT_STATUS(status, StatusCode::kInvalidArgument);
+  EXPECT_CONTAINS(status.message(), "stands in for 4096 others already");
+  EXPECT_CONTAINS(status.message(), "rank 1");
 }
 
 // Unusual but harmless frames.
@@ -269,6 +315,9 @@ void Main() {
   TestBrokenFrames();
   TestBrokenChunks();
   TestChunksOfOtherCollectives();
+  TestSmallChunksOfOtherCollectives();
+  TestUnreadAnswers();
+  TestCollectivesOfAJoinedRank();
   TestHarmlessFrames();
   TestCutOff();
   TestAbortBeforeReset();

@@ -1,4 +1,6 @@
 // Messages that arrive before or during the start of their collective.
+#include "core/collectives/unexpected_messages.h"
+
 #include "collectives/raw_peer.h"
 #include "core/collectives/selector.h"
 
@@ -53,7 +55,63 @@ void TestLargeChunkBesideAnUnexpectedOne() {
   EXPECT(gathered == small + large);
 }
 
+// A rank that is thousands of small collectives ahead of another: all of them end, exactly.
+void TestFarAhead() {
+  Ranks comms = Connected(2);
+  const int count = Rounds(5000);
+  std::vector<std::vector<float>> ahead(count), behind(count);
+  std::vector<Ending> endings, last;
+  for (int i = 0; i < count; ++i) {
+    ahead[i].assign(2, static_cast<float>(i));
+    endings.push_back(AllReduce(*comms[1], ahead[i], {static_cast<uint64_t>(i + 1), "t", "", 0}));
+  }
+  EXPECT(StillRuns(endings.front(), 0));
+  for (int i = 0; i < count; ++i) {
+    behind[i].assign(2, 1);
+    last.push_back(AllReduce(*comms[0], behind[i], {static_cast<uint64_t>(i + 1), "t", "", 0}));
+  }
+  for (int i = 0; i < count; ++i) {
+    EXPECT_OK(Wait(endings[i], 100));
+    EXPECT_OK(Wait(last[i], 100));
+    const float sum = static_cast<float>(i + 1);
+    EXPECT(ahead[i] == std::vector<float>(2, sum) && behind[i] == ahead[i]);
+  }
+}
+
+FrameHeader OfBytes(uint64_t bytes, uint32_t exposed = 0) {
+  FrameHeader header = DataHeader(1, bytes);
+  header.exposed = exposed;
+  return header;
+}
+
+// What is taken out is no longer charged, and a message costs more than it carries.
+void TestCharges() {
+  UnexpectedMessages messages;
+  std::vector<iovec> target;
+  for (uint64_t key = 0; key < 100; ++key) {
+    const CollectiveId id{key % 10, 0};
+    EXPECT_OK(messages.AddOpen(id, {1, Signature()}));
+    const size_t before = messages.bytes();
+    EXPECT_OK(messages.AddChunk(id, 1, OfBytes(1), &target));
+    EXPECT(messages.bytes() - before > sizeof(UnexpectedMessages::Chunk));
+    EXPECT(messages.CompleteChunk(id, 1) && !messages.CompleteChunk(id, 1));
+    const size_t between = messages.bytes();
+    EXPECT_OK(messages.AddChunk(id, 2, OfBytes(1, 1), &target));
+    EXPECT(messages.bytes() - between > messages.bytes() - before - (messages.bytes() - between));
+    EXPECT(messages.CompleteChunk(id, 2));
+  }
+  for (uint64_t key = 0; key < 10; ++key) {
+    EXPECT(messages.TakeOpens({key, 0}).size() == 10);
+    UnexpectedMessages::Chunk chunk;
+    while (messages.TakeChunk({key, 0}, &chunk)) {
+    }
+  }
+  EXPECT(messages.bytes() == 0);
+}
+
 void Main() {
+  TestFarAhead();
+  TestCharges();
   TestLargeChunkBesideAnUnexpectedOne();
   std::puts("unexpected messages: ok");
 }
