@@ -8,6 +8,7 @@ namespace {
 
 constexpr size_t kMaxFinishedSums = 256;
 constexpr size_t kMaxSums = 4096;
+constexpr size_t kMaxKeys = 1 << 16;  // a job has one for each tensor or bucket that it adds up
 
 }  // namespace
 
@@ -24,6 +25,12 @@ Reducer::Reducer(int workers, IsActive is_active, Patience patience, Deliver del
 void Reducer::Add(uint64_t session, int worker, uint64_t id, const ReduceRequest& request,
                   std::vector<BlockPtr> tensors) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (keys_.size() >= kMaxKeys && keys_.count(request.key) == 0) {
+    const Status status(StatusCode::kFailedPrecondition,
+                        StrCat("a reduction with a new key, but there are ", keys_.size(),
+                               " already, as many as a server keeps"));
+    return deliver_(session, ErrorAnswer(id, status));
+  }
   Key& key = keys_[request.key];
   key.latest.resize(workers_);
   key.latest[worker] = std::max(key.latest[worker], request.sequence);
@@ -55,6 +62,15 @@ void Reducer::Add(uint64_t session, int worker, uint64_t id, const ReduceRequest
   if (sum->finished) {
     deliver_(session, {MessageType::kOk, id, "", sum->tensors});
     return Forget();
+  }
+  const bool waits =
+      std::any_of(sum->waiting.begin(), sum->waiting.end(),
+                  [session](const Waiting& waiting) { return waiting.session == session; });
+  if (waits) {
+    const Status status(StatusCode::kFailedPrecondition,
+                        StrCat("reduction ", request.key, ", execution ", request.sequence,
+                               ": rank ", worker, " waits for its answer already"));
+    return deliver_(session, ErrorAnswer(id, status));
   }
   std::set<int> contributor = {worker};
   sum->waiting.push_back({session, worker, id});

@@ -10,6 +10,7 @@ StreamOptions Options() {
   options.receive_budget = 8 << 20;  // then the thread's other sessions have their turn
   options.max_outgoing = 64;         // a worker that does not take answers gets no more of them
   options.max_exposed_frames = 64;
+  options.max_waiting_bytes = 256 << 20;
   return options;
 }
 

@@ -1,6 +1,7 @@
 // Unauthorized peers and misbehaving workers connect to a parameter server whose other workers
 // train: these are not disturbed, and no resource leaks.
 #include <atomic>
+#include <numeric>
 #include <random>
 
 #include "ps/raw_ps_worker.h"
@@ -254,6 +255,38 @@ void TestWorkerThatDoesNotRead() {
   EXPECT(busy.server().stats().pulls > pulls);
 }
 
+// Answers that are memory of their own, as the rows of a scan, wait up to a number of bytes.
+void TestScansThatAreNotRead() {
+  BusyServer busy;
+  RawPsWorker worker(busy.server(), kHostile);
+  constexpr uint32_t kRows = 1 << 17, kWidth = 64;  // 32 MB
+  TableReply table;
+  TableConfig config;
+  config.width = kWidth;
+  EXPECT_OK(
+      Decode(worker.Ask(MessageType::kTable, Encode(TableRequest{{{"rows", config}}})), &table));
+  std::vector<int64_t> ids(kRows);
+  std::iota(ids.begin(), ids.end(), 0);
+  LookupRequest lookup;
+  lookup.training = true;
+  lookup.entries = {{table.tables[0], kRows, DType::kFloat32}};
+  worker.Ask(MessageType::kLookup, Encode(lookup), Raw(ids));
+  const uint64_t held = busy.server().stats().memory_held;
+  const int64_t before = ResidentBytes();
+  ScanRowsRequest scan;
+  scan.table = table.tables[0];
+  scan.max_rows = kRows;
+  std::string scans;
+  for (int i = 0; i < 64; ++i) scans += MessageBytes(MessageType::kScanRows, 9, Encode(scan));
+  EXPECT(worker.peer().Send(scans));
+  // One answer at least is counted while it waits.
+  EXPECT(Eventually([&] { return busy.server().stats().memory_held > held + (32 << 20); }));
+  for (int i = 0; i < 5; ++i) {
+    busy.ExpectProgress();
+    EXPECT(HasGrownLessThan(500, before));
+  }
+}
+
 void TestShortConnections() {
   BusyServer busy;
   const int before = OpenDescriptors();
@@ -280,6 +313,7 @@ void TestShortConnections() {
 void Main() {
   TestClaims();
   TestWorkerThatDoesNotRead();
+  TestScansThatAreNotRead();
   TestShortConnections();
   TestUnauthorizedPeers();
   TestMisbehavingWorker();

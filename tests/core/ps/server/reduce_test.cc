@@ -129,7 +129,39 @@ void TestFewerWorkers() {
   EXPECT(a.AwaitReduce(first) == Floats{3});
 }
 
+// A worker that asks for one execution again and again: each would be answered.
+void TestImpatientWorker() {
+  auto server = StartServer(Options(Mode::kSync, 2));
+  RawPsWorker a(*server, 0), b(*server, 1);
+  const uint64_t first = a.RequestReduce(kKey, 1, {1});
+  for (int i = 0; i < 3; ++i) {
+    const RawAnswer again = a.Await(a.RequestReduce(kKey, 1, {1}));
+    EXPECT_STATUS(again.status, StatusCode::kFailedPrecondition);
+    EXPECT_CONTAINS(again.status.message(), "waits for its answer already");
+  }
+  EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 1, {2})) == Floats{3});
+  EXPECT(a.AwaitReduce(first) == Floats{3});
+}
+
+// A worker that contributes under one new key after the other.
+void TestManyKeys() {
+  auto server = StartServer(Options(Mode::kSync, 1));
+  RawPsWorker a(*server, 0);
+  constexpr uint64_t kKeys = 1 << 16, kAtOnce = 32;
+  for (uint64_t key = 0; key < kKeys; key += kAtOnce) {
+    std::vector<uint64_t> numbers;
+    for (uint64_t i = 0; i < kAtOnce; ++i) numbers.push_back(a.RequestReduce(key + i, 1, {1}));
+    for (const uint64_t number : numbers) EXPECT(a.AwaitReduce(number) == Floats{1});
+  }
+  const RawAnswer refused = a.Await(a.RequestReduce(kKeys, 1, {1}));
+  EXPECT_STATUS(refused.status, StatusCode::kFailedPrecondition);
+  EXPECT_CONTAINS(refused.status.message(), "there are 65536 already");
+  EXPECT(a.AwaitReduce(a.RequestReduce(7, 2, {1})) == Floats{1});
+}
+
 void Main() {
+  TestImpatientWorker();
+  TestManyKeys();
   TestSums();
   TestTensors();
   TestRepeatedRequest();

@@ -108,9 +108,12 @@ Answer TableHandler::HandleScan(const ClientContext& client, const ScanRowsReque
     }
     rows.content.resize(reply.rows * width);
   }
-  return OkAnswer(
+  Answer answer = OkAnswer(
       request.id, reply,
       {BlockOf(rows.ids), BlockOf(rows.used), BlockOf(rows.counts), BlockOf(rows.content)});
+  // Counted until the worker has it, and not refused: a full server still hands out its rows.
+  for (const BlockPtr& block : answer.payload) block->ChargeTo(state_.store->shared_memory());
+  return answer;
 }
 
 Answer TableHandler::HandleEdit(const ClientContext& client, const EditRowsRequest& edit,
