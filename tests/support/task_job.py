@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ps_job import served
 
 import tfdist
 from tfdist.config.cluster import Cluster
+from tfdist.control import messages, observer
 from tfdist.job import process
 from tfdist.strategies._variables.placement import Placement
 
@@ -72,6 +74,7 @@ def train_async(
     lease: float = 2.0,
     explicit: bool = True,
     with_rows: bool = False,
+    read_ahead: Sequence[int] = (),
     **options: Any,
 ) -> dict[str, Any] | None:
     """Fits the ledger with parameter servers; serves in a `ps` task.
@@ -85,6 +88,8 @@ def train_async(
       lease: of the queue.
       explicit: whether the queue has a last epoch, too.
       with_rows: whether the ledger is kept in a table, too.
+      read_ahead: by rank, batches that are read before they are trained. Ranks but the chief then
+        wait until the test sends "begin".
       **options: of the strategy.
 
     Returns:
@@ -111,8 +116,13 @@ def train_async(
         data = data.map(check)
     ctx.report("process", getattr(process.current.ps_worker, "identity", None))
     pause = Pause(ctx, pauses[ctx.rank], slowness)
+    batches = ledger.batches(data, BATCH)
+    if read_ahead:
+        batches = batches.prefetch(read_ahead[ctx.rank])
+        if ctx.rank:
+            ctx.wait_for("begin", timeout=60)
     try:
-        fitted = model.fit(ledger.batches(data, BATCH), epochs=epochs, verbose=0, callbacks=[pause])
+        fitted = model.fit(batches, epochs=epochs, verbose=0, callbacks=[pause])
     except tf.errors.InvalidArgumentError:
         # What the end of a script does that fails.
         process.current._script.has_failed = True
@@ -200,6 +210,29 @@ def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str, mode: str) -> 
         "is_home": is_home,
         "differences": sum(abs(count - epochs) for count in others),
     }
+
+
+def wait_for_tasks(
+    ranks: Any, server: int, condition: Callable[[dict[str, Any]], bool], what: str
+) -> None:
+    """Waits for a state of the only queue; leases that are due expire meanwhile.
+
+    Args:
+      ranks: the processes.
+      server: the rank of ps 0.
+      condition: of what ps 0 tells of the queue.
+      what: the condition in words.
+    """
+    address = ranks[server].assignment.addresses[server]
+    request = messages.TaskStatus(messages.PROTOCOL, 2.0)
+    deadline = time.monotonic() + 60
+    with contextlib.closing(observer.Observer("a test").client(None, address, "ps 0")) as control:
+        while True:
+            answer = control.call(messages.TASK_STATUS, request, 2.0, patient=True)
+            if condition(answer["queues"][0]):
+                return
+            assert time.monotonic() < deadline, f"waited for: {what}; {answer}"
+            time.sleep(0.1)
 
 
 def end(ranks: Any, workers: int, folder: Path | None = None) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-PROTOCOL = 9
+PROTOCOL = 10
 SERVICE = "tfdist.Control"
 JOIN = f"/{SERVICE}/Join"
 EXIT = f"/{SERVICE}/Exit"
@@ -26,9 +26,10 @@ TASK_OPEN = f"/{SERVICE}/TaskOpen"
 TASK_BEGIN = f"/{SERVICE}/TaskBegin"
 TASK_LEASE = f"/{SERVICE}/TaskLease"
 TASK_REPORT = f"/{SERVICE}/TaskReport"
+TASK_END = f"/{SERVICE}/TaskEnd"
 TASK_STATE = f"/{SERVICE}/TaskState"
 TASK_STATUS = f"/{SERVICE}/TaskStatus"
-OF_TASKS = (TASK_OPEN, TASK_BEGIN, TASK_LEASE, TASK_REPORT, TASK_STATE, TASK_STATUS)
+OF_TASKS = (TASK_OPEN, TASK_BEGIN, TASK_LEASE, TASK_REPORT, TASK_END, TASK_STATE, TASK_STATUS)
 ADDRESS = f"/{SERVICE}/Address"
 ELASTIC_PROBE = f"/{SERVICE}/ElasticProbe"
 ELASTIC_FOUND = f"/{SERVICE}/ElasticFound"
@@ -228,6 +229,7 @@ class TaskReport:
 
     `held` is a JSON list: for each lease its id and how many of the task's records are trained.
     `released` is a JSON list of the leases that it gives back; with `failed`, because it dies.
+    `refused` is another one, of those that it gives back because a server has refused their push.
     """
 
     protocol: int
@@ -237,7 +239,27 @@ class TaskReport:
     queue: str
     held: str
     released: str
+    refused: str
     failed: bool
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskEnd:
+    """A worker asks whether all tasks of the last epoch, `epoch`, are done.
+
+    With `idle` it trains nothing more of what it has. With `waits` it waits for the others' tasks,
+    too.
+    """
+
+    protocol: int
+    fingerprint: str
+    process: str
+    rank: int
+    queue: str
+    epoch: int
+    idle: bool
+    waits: bool
     wait: float
 
 
@@ -355,6 +377,7 @@ REQUESTS: dict[str, type[Any]] = {
     TASK_BEGIN: TaskBegin,
     TASK_LEASE: TaskLease,
     TASK_REPORT: TaskReport,
+    TASK_END: TaskEnd,
     TASK_STATE: TaskState,
     TASK_STATUS: TaskStatus,
     ADDRESS: Address,

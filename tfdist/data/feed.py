@@ -14,6 +14,10 @@ between the two repeats records, and never loses any. This is the one place that
 With parameter servers the pushes themselves commit (`begin_steps`): the report only
 renews the leases. A worker that has lost a task is told so by a push that is refused; it then gives
 back the other tasks of that batch, whose next records do not follow the last trained ones.
+
+Then the last epoch ends when all its tasks are done. The input has ended, so that the training gets
+the last batch, however short, and waits for more (`wait_for_end`): if tasks have come back, another
+pass reads them.
 """
 
 from __future__ import annotations
@@ -23,18 +27,20 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
+
+import tensorflow as tf
 
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.control.client import ControlClient
 from tfdist.control.held_calls import ClientContext
 from tfdist.data.stream import Batching, Stream
-from tfdist.errors import ClusterConfigError, NotInitializedError
+from tfdist.errors import ClusterConfigError, NotInitializedError, TfdistError
 from tfdist.job import process
 from tfdist.ops.trace import events
-from tfdist.tasks.client import Call, Task, TaskClient
+from tfdist.tasks.client import Call, Pending, Task, TaskClient
 from tfdist.tasks.description import Description, Spec
 from tfdist.tasks.master import TaskMaster
 
@@ -86,11 +92,11 @@ class Feed:
         assert self._seed is not None
         return self._seed
 
-    def begin_iteration(self, batching: Batching | None = None) -> Stream:
+    def begin_iteration(self, batching: Batching | None = None, again: int | None = None) -> Stream:
         """Begins to read the dataset again; what was not trained until now is given back.
 
         Args:
-          batching: as for `Stream`.
+          batching, again: as for `Stream`.
         """
         with self._lock:
             if self._streams and self._streams[-1].has_batches and not self._trained:
@@ -100,7 +106,7 @@ class Feed:
                     self._feeds.task_name,
                     self.name,
                 )
-            stream = Stream(batching)
+            stream = Stream(batching, again)
             if self._streams:
                 self._streams[-1].end()
             self._streams.append(stream)
@@ -132,12 +138,16 @@ class Feed:
                 self.begin_iteration()
             stream = self._streams[-1]
             is_first = len(self._streams) == 1
+        if stream.is_over:
+            return
         if not is_first:  # what the iteration before has left comes first
             self.report()
-        epoch = client.begin(self.name, self._ended).epoch
-        if epoch is None or (self._limit is not None and epoch >= self._limit):
-            stream.finish()
-            return
+        epoch = stream.again
+        if epoch is None:
+            epoch = client.begin(self.name, self._ended).epoch
+            if epoch is None or (self._limit is not None and epoch >= self._limit):
+                stream.finish()
+                return
         next_log = time.monotonic() + _LOG_INTERVAL
         while True:
             waits = self._feeds.can_wait
@@ -147,7 +157,7 @@ class Feed:
                 break
             if isinstance(found, Task):
                 with self._lock:
-                    is_current = self._streams[-1] is stream
+                    is_current = self._streams[-1] is stream and not stream.is_over
                     if is_current:
                         stream.read(found.lease, found.first, found.size)
                 if not is_current:  # another iteration has begun meanwhile
@@ -167,8 +177,82 @@ class Feed:
                 )
             yield None
         stream.finish()
+        stream.ended = epoch
         self._ended = max(self._ended, epoch)
         self._feeds.wake()
+
+    def wait_for_end(self, stream: Stream) -> Iterator[bool]:
+        """Waits for the end of the last epoch, after an iteration has read all it could get.
+
+        Args:
+          stream: the iteration.
+
+        Yields:
+          False while it waits; True once, as the last value, if tasks have come back: another
+          iteration `again` is to read them. Ends without it when all tasks are done.
+
+        Raises:
+          TfdistError: nothing was trained for too long, and tasks are pending.
+        """
+        epoch, pushes = stream.ended, self._feeds.pushes
+        if epoch is None or pushes is None or not self._is_last(epoch):
+            return
+        if not (self._fits or stream.is_pushed):
+            return  # reports commit: this worker's own records would wait for the training
+        client, timeout = self._open(), self._feeds.timeout
+        begun = moved = seen = time.monotonic()
+        before: tuple[tuple[int, ...], int] | None = None
+        trained, next_log = -1, begun + _LOG_INTERVAL
+        while self._streams[-1] is stream and not stream.is_over:
+            idle = not stream.has_batches and not self._in_steps
+            pushes.push_accumulated()
+            idle = idle and self._feeds.pushes_have_arrived(_POLL)
+            now = time.monotonic()
+            if stream.trained != trained or idle or self._in_steps:
+                trained, seen = stream.trained, now
+            if now - seen >= self.spec.lease:
+                return  # the training asks for the next batch before it trains this one
+            self.report()
+            found = client.end(self.name, epoch, idle=idle, waits=self._feeds.can_wait, wait=_POLL)
+            if not isinstance(found, Pending):
+                if not found:
+                    yield True
+                return
+            now = time.monotonic()
+            if (found.ranks, found.trained) != before:
+                before, moved = (found.ranks, found.trained), now
+            who = self._feeds.cluster.describe_ranks(found.ranks)
+            if now - moved >= timeout:
+                raise TfdistError(
+                    f"{self._feeds.task_name}: queue {self.name!r}: {found.about} dealt out in the "
+                    f"last epoch and are not trained; {who} had them, without any progress for "
+                    f"{timeout:g} s"
+                )
+            if now >= next_log:
+                next_log += _LOG_INTERVAL
+                _log.warning(
+                    "%s: queue %r: the last epoch ends when all is trained; waiting for %s: %s "
+                    "dealt out",
+                    self._feeds.task_name,
+                    self.name,
+                    who,
+                    found.about,
+                )
+            yield False
+
+    def _is_last(self, epoch: int) -> bool:
+        """Whether no later epoch deals out what comes back of this one."""
+        last = [one for one in (self._limit, self.spec.epochs) if one is not None]
+        return bool(last) and epoch + 1 >= min(last)
+
+    def end_iteration(self) -> None:
+        """Says that nothing more of this iteration is trained: its tasks are given back."""
+        with self._lock:
+            if not self._streams:
+                return
+            self._streams[-1].is_over = True
+            self._streams[-1].end()
+        self.report()
 
     def begin_steps(self, batches: int = 1) -> None:
         """Says that the next steps train the next batches of this iteration, one each.
@@ -235,7 +319,7 @@ class Feed:
         with self._reporting:
             with self._lock:
                 streams = list(self._streams)
-                old = streams if leaves else streams[:-1]
+                old = [x for x in streams if leaves or x.is_over or x is not streams[-1]]
             if not streams:
                 return
             trained = self._trained
@@ -245,25 +329,22 @@ class Feed:
                 positions = stream.positions()
                 held |= positions
                 pushed |= dict.fromkeys(positions, 0) if stream.is_pushed else {}
-            if old and not failed:
+            released = [lease for stream in old for lease in stream.positions()]
+            if released and not failed:
                 self._feeds.push_rest()  # before their tasks are given back
             refused = self._feeds.take_refused(held)
-            released = [lease for stream in old for lease in stream.positions()]
             due = self._reported_at + self.spec.lease / _RENEWALS
-            if trained == self._reported and not released and not refused:
+            if trained == self._reported and not released and not refused and not leaves:
                 if time.monotonic() < due:
                     return
-            if trained != self._reported:
-                try:
-                    self._feeds.flush()
-                except Exception as error:
-                    self._failure = error  # of a push: for the training, not for this thread
-                    raise
+            if trained != self._reported and not all(stream.is_pushed for stream in streams):
+                self._flush(held)
             refused |= self._feeds.take_refused(held)  # of the pushes that have arrived meanwhile
             lost = self._open().report(
                 self.name,
                 held | pushed,
-                [*released, *(refused - set(released))],
+                [lease for lease in released if lease not in refused],
+                list(refused),
                 failed=failed,
                 timeout=_LEAVE_TIMEOUT if leaves else None,
             )
@@ -271,7 +352,7 @@ class Feed:
             for stream in streams:
                 stream.forget(held, refused.union(lost))
             with self._lock:
-                self._streams = [stream for stream in self._streams if stream not in old]
+                self._streams = [x for x in self._streams if x not in old or x is streams[-1]]
             if lost:
                 _log.warning(
                     "%s: queue %r: %d tasks that this worker was reading belong to others by now, "
@@ -285,6 +366,19 @@ class Feed:
                     if pushed
                     else "their records may be trained twice",
                 )
+
+    def _flush(self, held: Mapping[int, int]) -> None:
+        """Waits until the pushes have arrived, and renews the leases meanwhile."""
+        deadline = time.monotonic() + self._feeds.timeout
+        try:
+            while not self._feeds.pushes_have_arrived(self.spec.lease / _RENEWALS):
+                if time.monotonic() >= deadline:
+                    self._feeds.flush(_POLL)  # raises, and says which server owes an answer
+                    return
+                self._open().report(self.name, dict.fromkeys(held, 0))
+        except Exception as error:
+            self._failure = error  # of a push: for the training, not for this thread
+            raise
 
     def _open(self) -> TaskClient:
         with self._lock:
@@ -303,8 +397,10 @@ class Feeds:
         self._feeds: dict[str, Feed] = {}
         self._client: TaskClient | None = None
         self._control: ControlClient | None = None
-        # Waits until the pushes of steps have reached the servers.
-        self.flush: Callable[[], None] = lambda: None
+        # Waits until the pushes of steps have reached the servers, so many seconds.
+        self.flush: Callable[[float], None] = lambda seconds: None
+        # Seconds to wait for what makes no progress.
+        self.timeout = 0.0
         # Pushes the steps that the parameter servers' `n_push` has held back.
         self.push_rest: Callable[[], None] = lambda: None
         # With parameter servers: what tells their pushes which records they commit.
@@ -355,6 +451,14 @@ class Feeds:
             found = {lease for lease in self._refused if lease in held}
             self._refused -= found
             return found
+
+    def pushes_have_arrived(self, seconds: float) -> bool:
+        """Waits for the servers' answers to all pushes; returns whether they came in time."""
+        try:
+            self.flush(seconds)
+        except tf.errors.DeadlineExceededError:
+            return False
+        return True
 
     @property
     def is_first(self) -> bool:
@@ -441,6 +545,7 @@ class Feeds:
             if not cluster.is_local:
                 current.cluster("tfdist.data")  # raises
         settings = current.settings
+        self.timeout = settings.rendezvous_timeout
         on_servers = current.has_server_variables and bool(cluster.ps)
         call: Call
         if cluster.rank is None or (cluster.world_size == 1 and not on_servers):
@@ -452,7 +557,7 @@ class Feeds:
             self.is_on_servers = on_servers
             if on_servers:
                 worker: Any = current.ps_worker
-                self.flush, self.push_rest = worker.wait_for_pushes, worker.flush
+                self.flush, self.push_rest = worker.client.flush, worker.flush
                 self.can_wait = worker.config.mode == "async"
                 self.pushes = worker.client
                 master, address = f"ps 0 at {cluster.ps[0]}", cluster.ps[0]

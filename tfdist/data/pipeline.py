@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tfdist.data.stream import Batching, Stream
 
 # Iterations of a dataset whose batches are counted: the last ones.
 _KEPT = 4
+_NO_PASS = np.int64(-1)
 _FEED, _TRACKED = "tfdist_feed", "tfdist_tracked"
 # What keeps the order of the records and drops none but the last: by the names of the classes.
 KEEPS_ORDER = {
@@ -73,12 +75,25 @@ def tracked(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     streams: dict[int, Stream] = {}
     numbers = itertools.count()
+    takes_some = _takes_some(dataset)
 
-    def begin(_: np.ndarray) -> np.ndarray:
-        number = next(numbers)
-        streams.pop(number - _KEPT, None)
-        streams[number] = feed.begin_iteration(batching)
-        return np.int64(number)
+    def passes() -> Iterator[np.int64]:
+        """Yields the numbers of the passes through the data, and `_NO_PASS` while it waits."""
+        again: int | None = None
+        while True:
+            number = next(numbers)
+            streams.pop(number - _KEPT, None)
+            stream = streams[number] = feed.begin_iteration(batching, again)
+            yield np.int64(number)
+            if takes_some:
+                return
+            for has_more in feed.wait_for_end(stream):
+                if has_more:
+                    break
+                yield _NO_PASS
+            else:
+                return
+            again = stream.ended
 
     def count(number: np.ndarray, records: np.ndarray) -> np.ndarray:
         if int(number) in streams:
@@ -93,16 +108,14 @@ def tracked(dataset: tf.data.Dataset) -> tf.data.Dataset:
             return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
     def batches(number: tf.Tensor) -> tf.data.Dataset:
-        if batching is not None:
-            return dataset
-        return dataset.map(functools.partial(note, number))
+        counted = dataset if batching is not None else dataset.map(functools.partial(note, number))
+        return counted.take(tf.where(number == _NO_PASS, tf.constant(0, tf.int64), -1))
 
     options = tf.data.Options()
     options.deterministic = True
     is_tuple = type(dataset.element_spec) is tuple
     result = (
-        tf.data.Dataset.range(1)
-        .map(lambda i: tf.ensure_shape(tf.numpy_function(begin, [i], tf.int64), []))
+        tf.data.Dataset.from_generator(passes, output_signature=tf.TensorSpec([], tf.int64))
         .flat_map(batches)
         .prefetch(1)  # counting is no part of the training's time
         .with_options(options)
@@ -137,6 +150,13 @@ def _check(dataset: tf.data.Dataset, feed: Feed) -> int:
     if batches > 1:
         raise ValueError(_refusal(feed, "two batches, one of the other"))
     return batches
+
+
+def _takes_some(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset has a bound on its records: then no further pass may add to them."""
+    if getattr(dataset, _FEED, None) is not None:
+        return False
+    return type(dataset).__name__ == "_TakeDataset" or any(map(_takes_some, dataset._inputs()))
 
 
 def _batching(dataset: tf.data.Dataset) -> Batching | None:

@@ -51,9 +51,18 @@ class Stream:
 
     Args:
       batching: how they form batches; `None`: `batch` tells it.
+      again: the last epoch, of which it reads what has come back; `None`: it reads what is next.
+
+    Attributes:
+      again: as in the arguments.
+      ended: the last epoch that it has read to its end.
+      is_over: whether its training has ended, with or without all that was read.
     """
 
-    def __init__(self, batching: Batching | None = None) -> None:
+    def __init__(self, batching: Batching | None = None, again: int | None = None) -> None:
+        self.again = again
+        self.ended: int | None = None
+        self.is_over = False
         self._batching = batching
         self._waiting = 0  # records that are in no batch yet
         self._lock = threading.Lock()
@@ -137,6 +146,11 @@ class Stream:
                 records += self._batches.popleft()[0]
             self._trained += records
             return records
+
+    @property
+    def trained(self) -> int:
+        """How many records are trained."""
+        return self._trained
 
     @property
     def has_batches(self) -> bool:

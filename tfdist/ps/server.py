@@ -112,8 +112,9 @@ class ServerTask:
 
         Returns:
           The process's exit code: 0 once the chief and all other workers have left; 1 if the chief
-          or the last snapshot is lost; 128 + the signal's number after SIGTERM or SIGINT, and as
-          after SIGTERM if the workers have left because they were told to end.
+          or the last snapshot is lost, or records of data tasks are; 128 + the signal's number
+          after SIGTERM or SIGINT, and as after SIGTERM if the workers have left because they were
+          told to end.
         """
         received: list[int] = []
         # The system's maximum of descriptors: unauthenticated connections must leave some for
@@ -204,12 +205,27 @@ class ServerTask:
         is_saved = True
         if verdict or (self._checkpoints is not None and self._checkpoints.unsaved()):
             is_saved = self._save_at_exit()
-        for sentence in self._tasks.unfinished() if self._tasks is not None else ():
-            _log.warning("%s: %s", self._cluster.task_name, sentence)
+        is_trained = self._tell_of_tasks()
         if not verdict:
-            return 0 if is_saved else 1
+            return 0 if is_saved and is_trained else 1
         _log.error("%s: %s", self._cluster.task_name, verdict)
         return 1
+
+    def _tell_of_tasks(self) -> bool:
+        """Logs which records of data tasks are not trained; returns whether none was lost."""
+        if self._tasks is None:
+            return True
+        for sentence in self._tasks.unfinished():
+            _log.warning("%s: %s", self._cluster.task_name, sentence)
+        lost = self._tasks.lost()
+        for sentence in lost:
+            _log.error(
+                "%s: %s, and all workers have left: a worker that is started again trains them "
+                "if this server comes back from its checkpoint_dir",
+                self._cluster.task_name,
+                sentence,
+            )
+        return not lost or self._board.stops
 
     @property
     def _is_elastic(self) -> bool:

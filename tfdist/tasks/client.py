@@ -73,6 +73,21 @@ class Task:
     place: tuple[int, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Pending:
+    """Tasks for which the end of the last epoch waits.
+
+    Args:
+      ranks: their owners.
+      trained: how many records of the queue are trained: while it grows, there is progress.
+      about: names the records, as in "3 records of task 7 (records 56 to 58) were".
+    """
+
+    ranks: tuple[int, ...]
+    trained: int
+    about: str
+
+
 class TaskClient:
     """One worker's connection to the master; its methods may be called from any thread.
 
@@ -157,11 +172,25 @@ class TaskClient:
             return Task(**{n: answer[n] for n in names}, place=tuple(answer["place"]))
         return tuple(answer["ranks"]) if answer["status"] == "waiting" else None
 
+    def end(
+        self, queue: str, epoch: int, *, idle: bool, waits: bool, wait: float
+    ) -> bool | Pending:
+        """Asks whether all tasks of the last epoch are done; see `TaskQueue.end`.
+
+        Returns:
+          Whether the epoch is over, else there are tasks to take; or the tasks that are waited for.
+        """
+        answer = self._of_queue(queue, messages.TASK_END, wait, epoch=epoch, idle=idle, waits=waits)
+        if answer["status"] == "waiting":
+            return Pending(tuple(answer["ranks"]), answer["records"], answer["pending"])
+        return answer["status"] == "ended"
+
     def report(
         self,
         queue: str,
         held: Mapping[int, int],
         released: Sequence[int] = (),
+        refused: Sequence[int] = (),
         *,
         failed: bool = False,
         timeout: float | None = None,
@@ -172,6 +201,7 @@ class TaskClient:
           queue: the queue.
           held: for each lease, how many of its task's records are trained.
           released: leases to give back, after the commit.
+          refused: others, because a server has refused a push of their records.
           failed: whether this worker dies.
           timeout: seconds to wait for a master that does not answer; `None`: this client's.
 
@@ -181,6 +211,7 @@ class TaskClient:
         fields = {
             "held": json.dumps(list(held.items())),
             "released": json.dumps(list(released)),
+            "refused": json.dumps(list(refused)),
             "failed": failed,
         }
         return self._of_queue(queue, messages.TASK_REPORT, 0.0, timeout, **fields)["lost"]

@@ -38,7 +38,7 @@ from tfdist.control.server import Handler
 from tfdist.errors import CheckpointError
 from tfdist.tasks.description import Description, DescriptionError
 from tfdist.tasks.positions import Positions, TaskPositions
-from tfdist.tasks.queue import MAX_DEATHS, Ended, Event, Grant, TaskQueue
+from tfdist.tasks.queue import MAX_DEATHS, Ended, Event, Grant, Item, Returned, TaskQueue
 
 _log = logging.getLogger("tfdist.tasks")
 # Characters of a request's `data`; the whole request stays below messages.MAX_REQUEST_BYTES, where
@@ -51,8 +51,10 @@ _MAX_HELD = 1000
 _MAX_WAIT = 30.0
 # Seconds within which the worker that counts records must ask again.
 _COUNTING = 15.0
-# Seconds between two looks at leases while a call waits.
-_CHECK = 0.5
+# Seconds between two looks at leases while a call waits, and at positions, which pushes move.
+_CHECK, _CHECK_POSITIONS = 0.5, 0.1
+# Tasks that a sentence names.
+_MAX_NAMED = 5
 # Seconds over which the rate is measured.
 _RATE_PERIOD = 60.0
 _FORMAT = 1
@@ -140,6 +142,7 @@ class TaskMaster:
             messages.TASK_BEGIN: self._guarded(self._begin),
             messages.TASK_LEASE: self._guarded(self._lease),
             messages.TASK_REPORT: self._guarded(self._report),
+            messages.TASK_END: self._guarded(self._end),
             messages.TASK_STATE: self._guarded(self._state),
             messages.TASK_STATUS: self._status,
         }
@@ -195,25 +198,32 @@ class TaskMaster:
         if any(problems):
             raise CheckpointError("; ".join(filter(None, problems)))
 
+    def lost(self) -> list[str]:
+        """Returns sentences about records that were dealt out and are not trained.
+
+        Nobody has left them out on purpose. Once all workers have left, the job has failed.
+        """
+        with self._changed:
+            return [
+                f"queue {name!r}: {_some_records(served, lost)} dealt out and are not trained"
+                for name, served in self._queues.items()
+                if (lost := served.queue.lost())
+            ]
+
     def unfinished(self) -> list[str]:
-        """Returns sentences about records that are not trained although their epoch was dealt."""
+        """Returns sentences about other records that are not trained although they were dealt."""
         with self._changed:
             found = []
             for name, served in self._queues.items():
-                queue, name_of = served.queue, served.description.name
-                items = [*(lease.item for lease in queue.leases.values()), *queue.returned()]
-                sizes = queue.plan.sizes
-                is_dealt = queue.counts().todo == len(queue.returned())
-                if items and is_dealt:
-                    count = sum(sizes[item.task] - item.done for item in items)
-                    some = ", ".join(name_of(item.task, item.done) for item in items[:5])
-                    more = f" and {len(items) - 5} more" if len(items) > 5 else ""
+                queue = served.queue
+                left_out = [item for item in queue.returned() if item.given]
+                if left_out and queue.counts().todo == len(queue.returned()):
                     found.append(
-                        f"queue {name!r}: {count} records were dealt out and are not trained: "
-                        f"{some}{more}"
+                        f"queue {name!r}: {_some_records(served, left_out)} left out by their "
+                        "worker, and are not trained"
                     )
                 found += [
-                    f"queue {name!r}: {name_of(item.task, item.done)} is parked"
+                    f"queue {name!r}: {served.description.name(item.task, item.done)} is parked"
                     for item in queue.parked.values()
                 ]
             return found
@@ -401,6 +411,42 @@ class TaskMaster:
             self._changed.wait(min(_CHECK, deadline - now))
             now = self._clock()
 
+    def _end(self, request: messages.TaskEnd, now: float, context: ClientContext) -> dict[str, Any]:
+        deadline = now + _bounded(request.wait)
+        idle = request.idle
+        while True:
+            served = self._queues.get(request.queue)
+            if served is None:
+                return {"status": "unknown"}
+            if not 0 <= request.epoch < 2**31:
+                return _refusal(f"there is no epoch {request.epoch}")
+            found = served.queue.end(
+                request.rank,
+                request.process,
+                request.epoch,
+                now,
+                idle=idle,
+                waits=request.waits,
+            )
+            idle = False  # what this worker takes later, in another thread, is not left out
+            served.note(now)
+            if isinstance(found, Returned | Ended):
+                self._changed.notify_all()
+                return {"status": "returned" if isinstance(found, Returned) else "ended"}
+            if context.disconnected or now >= deadline:
+                pending = [
+                    lease for lease in served.queue.leases.values() if lease.rank in found.ranks
+                ]
+                return {
+                    "status": "waiting",
+                    "ranks": list(found.ranks),
+                    "records": served.queue.records,
+                    "pending": _some_records(served, [lease.item for lease in pending]),
+                }
+            self._tell()
+            self._changed.wait(min(_CHECK_POSITIONS, deadline - now))
+            now = self._clock()
+
     def _report(
         self, request: messages.TaskReport, now: float, context: ClientContext
     ) -> dict[str, Any]:
@@ -410,13 +456,16 @@ class TaskMaster:
         try:
             held = [(_whole(i), _whole(upto)) for i, upto in _listed(request.held)]
             released = [_whole(i) for i in _listed(request.released)]
+            refused = [_whole(i) for i in _listed(request.refused)]
         except (ValueError, TypeError, RecursionError):
             return _refusal("expected JSON lists of leases")
         queue = served.queue
-        queue.expire(now)
+        # First: a worker that is heard of again keeps what nobody else has asked for meanwhile.
         queue.renew(request.rank, request.process, now)
+        queue.expire(now)
         lost = [i for i, upto in held if not queue.commit(i, request.process, upto, now)]
         queue.forget(request.process, dict(held))
+        queue.release(request.process, refused, failed=False, refused=True)
         queue.release(request.process, released, failed=request.failed)
         served.note(now)
         self._changed.notify_all()
@@ -555,6 +604,15 @@ def _listed(text: str) -> list[Any]:
     if not isinstance(found, list) or len(found) > _MAX_HELD:
         raise ValueError("expected a list")
     return found
+
+
+def _some_records(served: _Served, items: list[Item]) -> str:
+    """Names records that are not trained, as the beginning of a sentence."""
+    sizes, name_of = served.queue.plan.sizes, served.description.name
+    count = sum(sizes[item.task] - item.done for item in items)
+    some = ", ".join(name_of(item.task, item.done) for item in items[:_MAX_NAMED])
+    more = f" and {len(items) - _MAX_NAMED} more" if len(items) > _MAX_NAMED else ""
+    return f"{count} records of {some}{more} were"
 
 
 def _whole(value: Any) -> int:

@@ -27,6 +27,11 @@ has read all it owns, and trains the rest when its epoch has ended. Nor does it 
 a lease without any progress of the others. What comes back after the end is dealt in the next
 epoch, first.
 
+The end of the last epoch (`end`): nothing deals out what comes back later, so a worker that has
+trained all it has read asks whether all tasks are done. It waits for those that are pending, and
+takes what has come back. Only what an owner leaves out on purpose, such as the rest of a dropped
+batch, is not waited for. `lost` tells what is not trained in the end although nobody wanted that.
+
 This module has no clock, no threads and no networking; times are arguments.
 """
 
@@ -72,12 +77,16 @@ class Item:
       task: the task's index in the plan.
       done: how many of its records are committed.
       deaths: how many owners in a row have died.
+      after: the first epoch in which it may be dealt again.
+      given: 1 if its last owner did not want to train it, else 0.
     """
 
     epoch: int
     task: int
     done: int = 0
     deaths: int = 0
+    after: int = 0
+    given: int = 0
 
 
 @dataclasses.dataclass
@@ -130,6 +139,11 @@ class Waiting:
 @dataclasses.dataclass(frozen=True)
 class Ended:
     """Nothing is left to deal in this epoch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Returned:
+    """Tasks of this epoch have come back, and can be dealt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +235,8 @@ class TaskQueue:
         if self.plan.epochs is None or epoch < self.plan.epochs:
             return epoch
         # Tasks may have come back since the last epoch ended.
-        return self.plan.epochs - 1 if self._returned else None
+        last = self.plan.epochs - 1
+        return last if any(item.after <= last for item in self._returned) else None
 
     def begin_fit(self, number: int, ended: int) -> int:
         """Returns the first epoch of a training that all workers begin, each in its own time.
@@ -267,6 +282,7 @@ class TaskQueue:
             task = self._name_of_task(item.epoch, item.task)
             size = self.plan.sizes[item.task]
             if not self._move(lease, self._positions.open(lease.id, task, item.done), now):
+                item.after = item.given = 0
                 self._drained.pop(rank, None)
                 return Grant(lease.id, item.epoch, item.task, item.done, size)
             # Trained already, before this process was started again.
@@ -275,6 +291,60 @@ class TaskQueue:
         self._drained[rank] = epoch
         others = self._others(rank, epoch, now) if waits else ()
         return Waiting(others) if others else Ended()
+
+    def end(
+        self, rank: int, process: str, epoch: int, now: float, *, idle: bool, waits: bool
+    ) -> Returned | Waiting | Ended:
+        """Says whether all tasks of the last epoch, and of those before, are done.
+
+        Args:
+          rank, process, now: as for `ask`.
+          epoch: the last one.
+          idle: whether the worker trains nothing more of what it has. It leaves out the rest.
+          waits: whether it waits for the tasks of other workers, too, not only for its own.
+
+        Returns:
+          `Returned` only if this worker itself has no task left: the next pass of its input begins.
+        """
+        self.renew(rank, process, now)
+        self.expire(now)
+        for lease in list(self.leases.values()):
+            if self._move(lease, self._positions.advance(lease.id), now):
+                self._end(lease)
+        own = [lease for lease in self._pending(epoch) if lease.process == process]
+        if idle:
+            for lease in own:
+                lease.item.after = epoch + 1
+            self._return(own, "released")
+            own = []
+        if not own and self._can_deal(epoch):
+            return Returned()
+        pending = self._pending(epoch) if waits else own
+        ranks = tuple(sorted({lease.rank for lease in pending}))
+        return Waiting(ranks) if ranks else Ended()
+
+    def _pending(self, epoch: int) -> list[Lease]:
+        return [lease for lease in self.leases.values() if lease.item.epoch <= epoch]
+
+    def _can_deal(self, epoch: int) -> bool:
+        """Whether there is a task of `epoch` or of one before to deal now."""
+        is_dealt = self.epoch > epoch or (self.epoch == epoch and self._is_dealt())
+        return not is_dealt or any(
+            item.epoch <= epoch and item.after <= epoch for item in self._returned
+        )
+
+    def _is_dealt(self) -> bool:
+        """Whether all tasks of the current epoch were dealt once."""
+        return all(task in self.parked for task in self._order[self._position :])
+
+    def lost(self) -> list[Item]:
+        """Returns the tasks that are not done and that nobody has left out on purpose.
+
+        Only those of epochs of which all tasks were dealt: a training may end within an epoch.
+        """
+        returned = [item for item in self._returned if not item.given]
+        undone = [*(lease.item for lease in self.leases.values()), *returned]
+        return [item for item in undone if item.epoch < self.epoch or self._is_dealt()]
 
     def renew(self, rank: int, process: str, now: float) -> None:
         """Records that a worker lives: its leases begin again."""
@@ -342,20 +412,24 @@ class TaskQueue:
         for lease in [i for i, owner in self._done.items() if owner == process and i not in held]:
             del self._done[lease]
 
-    def release(self, process: str, lease_ids: Iterable[int], *, failed: bool) -> None:
+    def release(
+        self, process: str, lease_ids: Iterable[int], *, failed: bool, refused: bool = False
+    ) -> None:
         """Gives back tasks.
 
         Args:
           process: the owner.
           lease_ids: of the tasks; unknown ones are ignored.
           failed: whether the owner dies, perhaps of one of them.
+          refused: whether it gives them back because a push of theirs was refused.
         """
         if failed:
             self._failed |= {
                 rank: each for rank, each in self._processes.items() if each == process
             }
         found = [self.leases[i] for i in lease_ids if i in self.leases]
-        self._return([x for x in found if x.process == process], "died" if failed else "released")
+        kind = "died" if failed else "refused" if refused else "released"
+        self._return([x for x in found if x.process == process], kind)
 
     def expire(self, now: float) -> None:
         """Takes back tasks whose owners have been silent for too long."""
@@ -479,7 +553,7 @@ class TaskQueue:
         for i, item in enumerate(self._returned):
             if item.deaths:
                 break
-            if item.epoch <= epoch:
+            if item.epoch <= epoch and item.after <= epoch:
                 return self._returned.pop(i)
         while self.epoch <= epoch:
             if self._position < len(self._order):
@@ -494,7 +568,7 @@ class TaskQueue:
                 self._position = 0
                 self._order = self._order_of(self.epoch)
         for i, item in enumerate(self._returned):
-            if item.epoch <= epoch:
+            if item.epoch <= epoch and item.after <= epoch:
                 return self._returned.pop(i)
         return None
 
@@ -515,7 +589,8 @@ class TaskQueue:
             if self._end(lease):
                 continue
             item = lease.item
-            if kind == "released":
+            item.given = int(kind == "released")
+            if kind in ("released", "refused"):
                 self._put_back(item)
                 continue
             item.deaths += 1

@@ -11,7 +11,7 @@ import pytest
 from known_gradient import checkpoint
 from ps_job import roles
 from ranks import start_ranks
-from task_job import BATCH, RECORDS, TASK, end, train_async
+from task_job import BATCH, RECORDS, TASK, end, train_async, wait_for_tasks
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -24,6 +24,12 @@ def begin(ranks):
     """Waits until both workers have trained a batch: neither can take all tasks before."""
     for worker in (0, 1):
         ranks.wait_for(worker, "paused", 1, timeout=60)
+
+
+def has_all_but_others(tasks, epoch):
+    """Whether everything is dealt, and only rank 1, beside the chief, has tasks."""
+    owners = {one["owner"] for one in tasks["pending"]}
+    return tasks["epoch"] == epoch and not tasks["todo"] and owners == {"worker 0"}
 
 
 def test_two_workers_share_each_epoch():
@@ -46,8 +52,9 @@ def test_a_fast_worker_takes_more():
     with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
         begin(ranks)
         ranks.send(0, "go on")
-        # The others do not wait for a worker that makes no progress for longer than its lease.
-        ranks.wait_for(0, "trained", timeout=60)
+        wait_for_tasks(
+            ranks, 2, lambda tasks: has_all_but_others(tasks, epoch=0), "only rank 1 has tasks"
+        )
         ranks.send(1, "go on")
         outcomes = end(ranks, 2)
     assert counts_of(outcomes, 1) == [1] * RECORDS
@@ -91,12 +98,14 @@ def test_a_worker_that_stalls_loses_its_tasks():
 
 
 def test_a_step_that_is_longer_than_the_lease_loses_nothing():
-    # The other one ends its epochs meanwhile: it waits for a lease without any progress.
+    # The other one ends its first epoch meanwhile: it waits for a lease without any progress.
     options = {"epochs": 2, "pauses": [(1,), (1,)], "lease": 3.0, "slowness": 0.1}
     with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
         begin(ranks)
         ranks.send(0, "go on")
-        ranks.wait_for(0, "trained", timeout=60)
+        wait_for_tasks(
+            ranks, 2, lambda tasks: has_all_but_others(tasks, epoch=1), "only rank 1 has tasks"
+        )
         ranks.send(1, "go on")
         outcomes = end(ranks, 2)
     assert counts_of(outcomes, 1) == [2] * RECORDS

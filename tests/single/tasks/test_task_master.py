@@ -324,6 +324,7 @@ def test_a_report_of_no_leases_is_refused(job, held):
         **{name: who[name] for name in ("protocol", "fingerprint", "process", "rank", "queue")},
         held=held,
         released="[]",
+        refused="[]",
         failed=False,
         wait=0.0,
     )

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tfdist.tasks.positions import Positions
-from tfdist.tasks.queue import Ended, Grant, Plan, TaskQueue, Waiting
+from tfdist.tasks.queue import Ended, Grant, Plan, Returned, TaskQueue, Waiting
 
 LEASE = 10.0
 
@@ -291,6 +291,63 @@ def test_it_waits_for_no_longer_than_a_lease_without_progress():
     assert ask(queue, 0, now=19.5, waits=True) == Ended()
 
 
+def at_end(queue, rank, now=0.0, idle=False, waits=True, epoch=0):
+    return queue.end(rank, f"process {rank}", epoch, now, idle=idle, waits=waits)
+
+
+def test_the_last_epoch_waits_for_a_worker_that_makes_no_progress():
+    queue = queue_of(3, 3)
+    finish(queue, 0, ask(queue, 0))
+    other = ask(queue, 1)
+    for now in (9.0, 18.0, 27.0):
+        queue.renew(1, "process 1", now=now)
+        assert at_end(queue, 0, now) == Waiting((1,))
+        assert at_end(queue, 0, now, waits=False) == Ended()  # in "sync"
+    assert at_end(queue, 0, now=37.0) == Returned()  # the lease has expired
+    again = ask(queue, 0, now=37.0)
+    assert at_end(queue, 1, now=37.0) == Waiting((0,)) == at_end(queue, 0, now=37.0)
+    assert again.task == other.task and queue.lost()
+    finish(queue, 0, again)
+    assert at_end(queue, 0) == at_end(queue, 1) == Ended() and not queue.lost()
+
+
+def test_own_tasks_come_before_those_that_have_come_back():
+    queue = queue_of(3, 3)
+    own, other = ask(queue, 0), ask(queue, 1)
+    queue.release("process 1", [other.lease], failed=False, refused=True)
+    assert at_end(queue, 0) == Waiting((0,))
+    finish(queue, 0, own)
+    assert at_end(queue, 0) == Returned()
+
+
+def test_what_a_worker_leaves_out_is_not_waited_for():
+    queue = queue_of(3, 3, epochs=2)
+    mine = ask(queue, 0)
+    assert queue.commit(mine.lease, "process 0", 2, 0.0)  # a batch of 2, and the rest is dropped
+    finish(queue, 1, ask(queue, 1))
+    assert at_end(queue, 1) == Waiting((0,))
+    assert at_end(queue, 0, idle=True) == Ended() == at_end(queue, 1) and not queue.lost()
+    assert ask(queue, 1) == Ended()
+    state = json.loads(json.dumps(queue.state()))
+    restored = queue_of(3, 3, epochs=2)
+    restored.restore(state)
+    for one in (queue, restored):
+        assert ask(one, 1) == Ended() and not one.lost()
+        assert drain(one, 1, epoch=1) == [(0, 0, 2), (1, 0, 0), (1, 1, 0)]
+
+
+def test_lost_are_tasks_of_dealt_epochs_that_nobody_has_given_back():
+    queue = queue_of(2, 2, 2, epochs=2)
+    first = ask(queue, 0)
+    queue.release("process 0", [first.lease], failed=True)
+    assert not queue.lost()  # the training may end within the epoch
+    drain(queue, 1)
+    kept, given = ask(queue, 1, epoch=1), ask(queue, 1, epoch=1)
+    ask(queue, 1, epoch=1)
+    queue.release("process 1", [given.lease], failed=False)
+    assert [item.task for item in queue.lost()] == [kept.task, 2]
+
+
 def test_what_comes_back_after_the_end_is_dealt_in_the_next_epoch():
     queue = queue_of(1, 1, epochs=2)
     ask(queue, 1)
@@ -406,6 +463,12 @@ def test_every_record_of_every_epoch_is_committed_once(seed):
             if isinstance(found, Grant):
                 me["held"].append([found, found.first])
             elif found == Ended() and not me["held"]:
+                is_last = me["epoch"] == 2
+                if is_last and queue.end(rank, me["process"], 2, now, idle=True, waits=True) != (
+                    Ended()
+                ):
+                    continue
+                assert not is_last or not queue.lost(), "it ends before all is trained"
                 me["ended"], me["epoch"] = max(me["ended"], me["epoch"]), None
         if me["held"] and random_.random() < 0.7:
             grant, at = me["held"][0]

@@ -38,6 +38,11 @@ class CommitHook(tf.compat.v1.train.SessionRunHook):
         for feed in self._feeds:
             feed.train(self._batches)
 
+    def end(self, session: Any) -> None:
+        """Gives back what was read ahead: other workers may wait for it."""
+        for feed in self._feeds:
+            feed.end_iteration()
+
 
 class SaveTasks(tf.compat.v1.train.CheckpointSaverListener):
     """Saves the state of the data tasks with each checkpoint of a hook.

@@ -96,7 +96,9 @@ def _committing(
     given = call.arguments["callbacks"]
     with with_callback(given, _Commit(feed, model, what), first=True) as callbacks:
         call.arguments["callbacks"] = callbacks
-        return original(*call.args, **call.kwargs)
+        result = original(*call.args, **call.kwargs)
+    feed.end_iteration()
+    return result
 
 
 class _Commit(Callback):
