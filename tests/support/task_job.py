@@ -17,6 +17,7 @@ from ps_job import served
 import tfdist
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages, observer
+from tfdist.control.client import UnreachableError
 from tfdist.job import process
 from tfdist.strategies._variables.placement import Placement
 
@@ -228,8 +229,10 @@ def wait_for_tasks(
     deadline = time.monotonic() + 60
     with contextlib.closing(observer.Observer("a test").client(None, address, "ps 0")) as control:
         while True:
-            answer = control.call(messages.TASK_STATUS, request, 2.0, patient=True)
-            if condition(answer["queues"][0]):
+            answer = {}
+            with contextlib.suppress(UnreachableError):  # while ps 0 starts again
+                answer = control.call(messages.TASK_STATUS, request, 2.0, patient=True)
+            if answer.get("queues") and condition(answer["queues"][0]):
                 return
             assert time.monotonic() < deadline, f"waited for: {what}; {answer}"
             time.sleep(0.1)

@@ -234,6 +234,10 @@ LONG_CASES = {
     "test_several_devices.py": r"test_fit_evaluate_predict\[2-ranks-(momentum|accumulation)\]",
     # In Keras 3.
     "test_ps_metrics.py": r"test_async\[3-ranks-tf_keras\]",
+    # They wait for timeouts. The queue's `lost` and its end in test_task_queue.py; another reason
+    # that the server gives.
+    "test_tasks_last_epoch.py": r"test_(a_job_that_loses|a_worker_that_makes_no_progress)",
+    "test_ps_cannot_serve.py": r"test_metrics",
     # Async, in which more can go wrong; test_tasks_async.py has the end of an epoch in sync.
     "test_ledger.py": r"test_each_record_counts_once\[sync\]",
     # Shapes, a rank that is late and the page's example in the default tier; the exception of a

@@ -106,7 +106,10 @@ class Feed:
                     self._feeds.task_name,
                     self.name,
                 )
-            stream = Stream(batching, again)
+            # A further pass begins before the training has used all batches of the one before, if
+            # the master was started again meanwhile.
+            is_pass = again is not None and bool(self._streams)
+            stream = Stream(batching, again, self._streams[-1].waiting if is_pass else 0)
             if self._streams:
                 self._streams[-1].end()
             self._streams.append(stream)
@@ -210,8 +213,8 @@ class Feed:
             now = time.monotonic()
             if stream.trained != trained or idle or self._in_steps:
                 trained, seen = stream.trained, now
-            if now - seen >= self.spec.lease:
-                return  # the training asks for the next batch before it trains this one
+            if not self._fits and now - seen >= self.spec.lease:
+                return  # the loop may ask for the next batch before it trains this one
             self.report()
             found = client.end(self.name, epoch, idle=idle, waits=self._feeds.can_wait, wait=_POLL)
             if not isinstance(found, Pending):
@@ -222,7 +225,7 @@ class Feed:
             if (found.ranks, found.trained) != before:
                 before, moved = (found.ranks, found.trained), now
             who = self._feeds.cluster.describe_ranks(found.ranks)
-            if now - moved >= timeout:
+            if now - moved >= timeout and found.ranks != (self._feeds.cluster.rank,):
                 raise TfdistError(
                     f"{self._feeds.task_name}: queue {self.name!r}: {found.about} dealt out in the "
                     f"last epoch and are not trained; {who} had them, without any progress for "
@@ -276,7 +279,8 @@ class Feed:
         """Lets the pushes of steps commit the batches of an iteration from now on."""
         pushes, number = self._feeds.pushes, self._number
         assert pushes is not None
-        pushes.forget_stream(number)
+        if stream.again is None:  # else the batches of the pass before come first
+            pushes.forget_stream(number)
         stream.tell(lambda batch: pushes.add_batch(number, batch))
 
     def end_steps(self) -> None:

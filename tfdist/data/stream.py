@@ -52,6 +52,7 @@ class Stream:
     Args:
       batching: how they form batches; `None`: `batch` tells it.
       again: the last epoch, of which it reads what has come back; `None`: it reads what is next.
+      before: batches of earlier passes that are trained first.
 
     Attributes:
       again: as in the arguments.
@@ -59,7 +60,10 @@ class Stream:
       is_over: whether its training has ended, with or without all that was read.
     """
 
-    def __init__(self, batching: Batching | None = None, again: int | None = None) -> None:
+    def __init__(
+        self, batching: Batching | None = None, again: int | None = None, before: int = 0
+    ) -> None:
+        self._before = before
         self.again = again
         self.ended: int | None = None
         self.is_over = False
@@ -142,7 +146,9 @@ class Stream:
         """
         with self._lock:
             records = 0
-            for _ in range(min(batches, len(self._batches))):
+            earlier = min(batches, self._before)
+            self._before -= earlier
+            for _ in range(min(batches - earlier, len(self._batches))):
                 records += self._batches.popleft()[0]
             self._trained += records
             return records
@@ -155,7 +161,12 @@ class Stream:
     @property
     def has_batches(self) -> bool:
         """Whether there are batches that are not trained."""
-        return bool(self._batches)
+        return self.waiting > 0
+
+    @property
+    def waiting(self) -> int:
+        """How many batches are not trained, with those of earlier passes."""
+        return self._before + len(self._batches)
 
     @property
     def is_behind(self) -> bool:

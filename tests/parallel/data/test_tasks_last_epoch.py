@@ -72,6 +72,23 @@ def test_a_worker_trains_again_what_was_refused_at_the_end():
     assert "did not count" in outcomes[0].output
 
 
+def test_a_server_that_is_started_again_while_a_batch_waits(tmp_path):
+    """It belongs to nobody then: it is refused, and the next pass trains its records once."""
+    last_but_one = RECORDS // BATCH - 1
+    options = {**OPTIONS, "pauses": [(last_but_one,)]}
+    options["checkpoint_dir"] = str(tmp_path / "snapshots")
+    with start_ranks(train_async, 2, kwargs=options, roles=roles(1)) as ranks:
+        begin(ranks, 1)
+        wait_for_tasks(ranks, 1, lambda queue: not queue["todo"], "all tasks are read")
+        ranks[1].kill()
+        ranks.restart(1)
+        wait_for_tasks(ranks, 1, lambda queue: queue["pending"], "another pass has begun")
+        ranks.send(0, "go on")
+        outcomes = end(ranks, 1)
+    assert outcomes[0].result["counts"] == [1] * RECORDS
+    assert "did not count" in outcomes[0].output
+
+
 def wait_in_vain(ctx):
     """Rank 1 keeps its tasks; the other one says how its `fit` has ended."""
     if Cluster.from_environment().task_type == "ps":

@@ -79,3 +79,11 @@ def test_random_batches_count_each_record_once():
         trained += stream.train(rng.randint(1, 3))
         assert sum(stream.positions().values()) == trained
     assert trained == sum(sizes.values())
+
+
+def test_batches_of_an_earlier_pass_are_trained_first():
+    stream = Stream(Batching(2), again=0, before=2)
+    stream.read(1, 0, 4)
+    assert stream.waiting == 4 and stream.train(1) == 0
+    assert stream.train(2) == 2 and stream.waiting == 1 and stream.positions() == {1: 2}
+    assert stream.train(5) == 2 and not stream.has_batches
