@@ -117,6 +117,12 @@ class Description:
         seed = seed if spec.seed is None else spec.seed
         return Plan(sizes, spec.epochs, spec.shuffle, seed, spec.lease)
 
+    @property
+    def tasks(self) -> int:
+        """The number of tasks."""
+        spec = self.spec
+        return len(self.places) if spec.kind == "files" else -(-spec.records // spec.task_size)
+
     def place(self, task: int) -> list[int]:
         """Returns where a task is: file, offset and bytes, or the number of its first record."""
         if self.spec.kind != "files":

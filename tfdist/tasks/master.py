@@ -45,7 +45,13 @@ _log = logging.getLogger("tfdist.tasks")
 # JSON needs up to six bytes for a character that is not ASCII.
 PART = 10_000
 _MAX_PARTS = 1000
+# Characters of unfinished texts: of one worker, and of all.
+_MAX_UNFINISHED, _MAX_UNFINISHED_OF_ALL = _MAX_PARTS * PART, 4 * _MAX_PARTS * PART
+# Seconds after which an unfinished text may be forgotten.
+_UNFINISHED = 60.0
 _MAX_QUEUES = 64
+# Tasks of all queues; one may have a million.
+_MAX_TASKS_OF_ALL = 4_000_000
 _MAX_NAME = 100
 _MAX_HELD = 1000
 _MAX_WAIT = 30.0
@@ -58,6 +64,15 @@ _MAX_NAMED = 5
 # Seconds over which the rate is measured.
 _RATE_PERIOD = 60.0
 _FORMAT = 1
+
+
+@dataclasses.dataclass
+class _Unfinished:
+    """A text of which some parts have come."""
+
+    at: float
+    parts: list[str] = dataclasses.field(default_factory=list)
+    characters: int = 0
 
 
 @dataclasses.dataclass
@@ -132,7 +147,8 @@ class TaskMaster:
         self._counting: dict[str, _Counting] = {}
         self._restored: dict[str, dict[str, Any]] = {}
         self._restored_positions: Mapping[str, int] | None = None
-        self._parts: dict[tuple[int, str, str], list[str]] = {}
+        # By rank, process, and the queue that it describes; "" for a state.
+        self._unfinished: dict[tuple[int, str, str], _Unfinished] = {}
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -269,7 +285,10 @@ class TaskMaster:
         if served is not None and served.description.spec.digest == request.digest:
             return self._opened(served)
         if request.parts:
-            text = self._take_part(request)
+            problem = self._problem_with_room(request, now)
+            if problem:
+                return _refusal(problem)
+            text = self._take_part(request, now)
             return {"status": "received"} if text is None else self._described(request, text)
         if served is not None:
             return {"status": "compare"}
@@ -280,6 +299,9 @@ class TaskMaster:
     ) -> dict[str, Any]:
         """Lets one worker describe a new queue; the others wait for it."""
         name = request.queue
+        for other in [x for x, counting in self._counting.items() if now >= counting.expires]:
+            if other != name:
+                del self._counting[other]
         if len(self._queues) + len(self._counting) >= _MAX_QUEUES and name not in self._counting:
             return _refusal(f"expected at most {_MAX_QUEUES} queues")
 
@@ -306,6 +328,9 @@ class TaskMaster:
             return _refusal(f"queue {request.queue!r}: {error}")
         served = self._queues.get(request.queue)
         if served is None:
+            problem = self._problem_with_tasks(request.queue, description)
+            if problem:
+                return _refusal(problem)
             served = _Served(
                 request.queue,
                 description,
@@ -396,6 +421,12 @@ class TaskMaster:
             plan = served.queue.plan
             if plan.epochs is not None and request.epoch >= plan.epochs:
                 return _refusal(f"expected an epoch below {plan.epochs}, received {request.epoch}")
+            owned = sum(lease.rank == request.rank for lease in served.queue.leases.values())
+            if owned >= _MAX_HELD:
+                return _refusal(
+                    f"queue {request.queue!r}: {self._name(request.rank)} has {owned} tasks, "
+                    f"expected at most {_MAX_HELD}: make the tasks larger, or read less ahead"
+                )
             found = served.queue.ask(
                 request.rank, request.process, request.epoch, now, waits=request.waits
             )
@@ -478,7 +509,10 @@ class TaskMaster:
             return {"status": "state", "state": self.state()}
         if request.rank != 0:
             return _refusal("only rank 0 may restore the state of queues")
-        text = self._take_part(request)
+        problem = self._problem_with_room(request, now)
+        if problem:
+            return _refusal(problem)
+        text = self._take_part(request, now)
         if text is None:
             return {"status": "received"}
         try:
@@ -487,21 +521,56 @@ class TaskMaster:
             return _refusal(str(error))
         return {"status": "restored"}
 
-    def _take_part(self, request: Any) -> str | None:
+    def _take_part(self, request: Any, now: float) -> str | None:
         """Takes a part of a text; returns the text once it is complete."""
-        for key in [key for key in self._parts if key[0] == request.rank]:
-            if key[1] != request.process:
-                del self._parts[key]
-        of_queue = (request.rank, request.process, getattr(request, "queue", ""))
-        parts = self._parts.setdefault(of_queue, [])
+        key = _key_of_text(request)
+        unfinished = self._unfinished.setdefault(key, _Unfinished(now))
         if request.part == 0:
-            parts.clear()
-        if len(parts) != request.part:  # a repeated call, or another thread of the worker
+            unfinished.parts, unfinished.characters = [], 0
+        if len(unfinished.parts) != request.part:  # a repeated call, or another thread's
             return None
-        parts.append(request.data)
-        if len(parts) < request.parts:
+        unfinished.at = now
+        unfinished.parts.append(request.data)
+        unfinished.characters += len(request.data)
+        if len(unfinished.parts) < request.parts:
             return None
-        return "".join(self._parts.pop(of_queue))
+        return "".join(self._unfinished.pop(key).parts)
+
+    def _problem_with_room(self, request: Any, now: float) -> str:
+        """Returns why a part of a text cannot be kept, else ""; forgets those of dead processes."""
+        own = _key_of_text(request)
+        for key, text in list(self._unfinished.items()):
+            is_dead = key[0] == request.rank and key[1] != request.process
+            if is_dead or now - text.at >= _UNFINISHED:
+                del self._unfinished[key]
+        of_worker = {key: x for key, x in self._unfinished.items() if key[0] == request.rank}
+        if len(of_worker) >= _MAX_QUEUES and own not in of_worker:
+            return (
+                f"{self._name(request.rank)} describes {len(of_worker)} queues at a time, expected "
+                f"at most {_MAX_QUEUES}"
+            )
+        for who, texts, limit in (
+            (self._name(request.rank), of_worker, _MAX_UNFINISHED),
+            ("all workers", self._unfinished, _MAX_UNFINISHED_OF_ALL),
+        ):
+            characters = sum(text.characters for text in texts.values()) + len(request.data)
+            if characters > limit:
+                return (
+                    f"expected at most {limit} characters of unfinished descriptions of queues from"
+                    f" {who}, received {characters}"
+                )
+        return ""
+
+    def _problem_with_tasks(self, name: str, description: Description) -> str:
+        """Returns why a new queue cannot be kept, else ""."""
+        others = sum(len(served.queue.plan.sizes) for served in self._queues.values())
+        tasks = others + description.tasks
+        if tasks <= _MAX_TASKS_OF_ALL:
+            return ""
+        return (
+            f"queue {name!r}: expected at most {_MAX_TASKS_OF_ALL} tasks in all queues, received "
+            f"{tasks}: make the tasks larger"
+        )
 
     def _status(self, request: messages.TaskStatus, context: ClientContext) -> dict[str, Any]:
         reason = messages.reason_to_refuse(request)
@@ -604,6 +673,10 @@ def _listed(text: str) -> list[Any]:
     if not isinstance(found, list) or len(found) > _MAX_HELD:
         raise ValueError("expected a list")
     return found
+
+
+def _key_of_text(request: Any) -> tuple[int, str, str]:
+    return request.rank, request.process, getattr(request, "queue", "")
 
 
 def _some_records(served: _Served, items: list[Item]) -> str:

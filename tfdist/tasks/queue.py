@@ -555,7 +555,7 @@ class TaskQueue:
                 break
             if item.epoch <= epoch and item.after <= epoch:
                 return self._returned.pop(i)
-        while self.epoch <= epoch:
+        while self.epoch <= epoch and len(self.parked) < len(self.plan.sizes):
             if self._position < len(self._order):
                 self._position += 1
                 task = self._order[self._position - 1]

@@ -18,7 +18,7 @@ from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeout
 from tfdist.tasks import client as task_client
 from tfdist.tasks.client import TaskClient
 from tfdist.tasks.description import Description, Place, Spec
-from tfdist.tasks.master import TaskMaster
+from tfdist.tasks.master import PART, TaskMaster
 
 RANGES = Spec("ranges", 10, 4, "", (), 2, False, None, 5.0)
 FILES = Spec("files", 0, 2, "lines", (("a", 100), ("b", 50)), 2, False, None, 5.0)
@@ -340,3 +340,155 @@ def test_a_worker_waits_for_its_master_and_then_says_so(job, caplog, monkeypatch
     with pytest.raises(RendezvousTimeoutError, match="rank 0, which deals out .* within 1 s"):
         client.lease("train", 0, waits=False, wait=0.0)
     assert "worker 1: waiting for rank 0, which deals out the data tasks" in caplog.text
+
+
+class Calls:
+    """A master of eight workers, and hand-made calls of it."""
+
+    def __init__(self):
+        self.now = 0.0
+        workers = Cluster(workers=tuple(f"a:{i + 1}" for i in range(8)), task_index=0)
+        self.fingerprint = messages.fingerprint(workers.training_addresses)
+        self.master = TaskMaster(workers, clock=lambda: self.now)
+
+    def call(self, method, **fields):
+        who = {"protocol": messages.PROTOCOL, "fingerprint": self.fingerprint, "wait": 0.0}
+        rank = fields.setdefault("rank", 1)
+        who["process"] = f"process {rank}"
+        request = messages.REQUESTS[method](**{**who, **fields})
+        return self.master.handlers[method](request, ClientContext())
+
+    def describe(self, queue, part=0, parts=1000, **fields):
+        fields = {"digest": "", "data": "x" * PART, **fields}
+        return self.call(messages.TASK_OPEN, queue=queue, part=part, parts=parts, **fields)
+
+    def unfinished(self):
+        return sum(text.characters for text in self.master._unfinished.values())
+
+
+def test_a_worker_cannot_begin_descriptions_without_end():
+    calls = Calls()
+    for i in range(64):
+        assert calls.describe(f"queue {i}")["status"] == "received"
+    answer = calls.describe("one more")
+    assert answer["status"] == "refused"
+    assert "worker 1 at a:2 describes 64 queues at a time, expected at most 64" in answer["reason"]
+    assert calls.describe("queue 7", part=1)["status"] == "received"  # a known one goes on
+    assert calls.describe("its own", rank=2)["status"] == "received"
+    calls.now = 61.0  # nobody goes on with them
+    assert calls.describe("one more")["status"] == "received" and calls.unfinished() == PART
+
+
+def test_unfinished_descriptions_have_a_bound_for_each_worker_and_for_all():
+    calls, refused = Calls(), []
+    for rank in range(6):
+        for part in range(20):
+            for queue in range(64):
+                answer = calls.describe(f"queue {queue}", part, rank=rank)
+                if answer["status"] == "refused":
+                    refused.append((rank, answer["reason"]))
+    of_worker, of_all = 1000 * PART, 4000 * PART
+    assert calls.unfinished() == of_all
+    assert f"at most {of_worker} characters" in refused[0][1] and "worker 0 at" in refused[0][1]
+    assert f"at most {of_all} characters" in refused[-1][1] and "from all workers" in refused[-1][1]
+    assert {rank for rank, _ in refused} == set(range(6))
+    # A part that comes again, or out of order, is not kept twice.
+    assert calls.describe("queue 0", 3, rank=0)["status"] == "refused"
+    for queue in ("a", "a", "a"):
+        Calls().describe(queue, 5)
+
+
+def test_a_state_in_the_making_counts_too():
+    calls = Calls()
+    for part in range(999):
+        answer = calls.call(messages.TASK_STATE, rank=0, part=part, parts=1000, data="x" * PART)
+        assert answer["status"] == "received"
+    assert calls.describe("a", rank=0)["status"] == "received"
+    assert calls.describe("b", rank=0)["status"] == "refused"
+
+
+def test_queues_that_nobody_describes_make_room():
+    calls = Calls()
+    for i in range(64):
+        assert calls.describe(f"queue {i}", parts=0, data="")["status"] == "describe"
+    assert calls.describe("x", parts=0, data="", rank=2)["status"] == "refused"
+    calls.now = 16.0
+    assert calls.describe("x", parts=0, data="", rank=2)["status"] == "describe"
+
+
+def test_all_queues_together_have_a_bound_of_tasks():
+    calls = Calls()
+    answers = []
+    for i in range(5):
+        spec = Spec("ranges", 10**6, 1, "", (), None, False, i, 5.0)
+        text = Description(spec).text()
+        answers.append(calls.describe(f"queue {i}", parts=1, data=text, digest=spec.digest))
+    assert [answer["status"] for answer in answers] == ["open"] * 4 + ["refused"]
+    assert "expected at most 4000000 tasks in all queues, received 5000000" in answers[4]["reason"]
+
+
+def test_a_worker_has_a_bound_of_tasks():
+    calls = Calls()
+    spec = Spec("ranges", 2000, 1, "", (), None, False, 1, 5.0)
+    text = Description(spec).text()
+    calls.describe("train", parts=1, data=text, digest=spec.digest)
+
+    def lease(rank):
+        return calls.call(messages.TASK_LEASE, rank=rank, queue="train", epoch=0, waits=False)
+
+    assert {lease(1)["status"] for _ in range(1000)} == {"task"}
+    answer = lease(1)
+    assert answer["status"] == "refused" and "worker 1 at a:2 has 1000 tasks" in answer["reason"]
+    assert lease(2)["status"] == "task"
+
+
+@pytest.mark.parametrize("epoch", [-1, 2**31, 10**400])
+@pytest.mark.parametrize("method", [messages.TASK_LEASE, messages.TASK_END, messages.TASK_BEGIN])
+def test_epochs_that_do_not_exist_are_refused(method, epoch):
+    calls = Calls()
+    spec = Spec("ranges", 10, 1, "", (), None, False, 1, 5.0)
+    calls.describe("train", parts=1, data=Description(spec).text(), digest=spec.digest)
+    fields = {
+        messages.TASK_LEASE: {"epoch": epoch, "waits": True},
+        messages.TASK_END: {"epoch": epoch, "waits": True, "idle": True},
+        messages.TASK_BEGIN: {"ended": epoch - (epoch < 0), "fit": 0},
+    }[method]
+    answer = calls.call(method, queue="train", **fields)
+    assert answer["status"] == "refused" and "there is no epoch" in answer["reason"]
+
+
+def test_the_end_of_an_unknown_queue_is_unknown():
+    answer = Calls().call(messages.TASK_END, queue="x", epoch=0, idle=False, waits=True)
+    assert answer["status"] == "unknown"
+    answer = Calls().call(messages.TASK_END, queue="x", epoch=0, idle=False, waits=True, rank=8)
+    assert answer["status"] == "refused"
+
+
+@pytest.mark.parametrize(
+    "listed", ["7", "{}", "[[1]]", "[-1]", "[true]", "[1e308]", "[NaN]", "[" * 9_000]
+)
+@pytest.mark.parametrize("field", ["released", "refused"])
+def test_what_is_no_list_of_leases_is_refused(field, listed):
+    calls = Calls()
+    spec = Spec("ranges", 10, 1, "", (), None, False, 1, 5.0)
+    calls.describe("train", parts=1, data=Description(spec).text(), digest=spec.digest)
+    lists = {"held": "[]", "released": "[]", "refused": "[]", field: listed}
+    answer = calls.call(messages.TASK_REPORT, queue="train", failed=False, **lists)
+    assert answer["status"] == "refused"
+
+
+def test_nobody_ends_or_gives_back_the_tasks_of_another_process():
+    calls = Calls()
+    spec = Spec("ranges", 10, 10, "", (), 1, False, 1, 5.0)
+    calls.describe("train", parts=1, data=Description(spec).text(), digest=spec.digest)
+    lease = calls.call(messages.TASK_LEASE, queue="train", epoch=0, waits=False)["lease"]
+    lists = {"held": f"[[{lease}, 10]]", "released": f"[{lease}]", "refused": f"[{lease}]"}
+    answer = calls.call(messages.TASK_REPORT, rank=2, queue="train", failed=True, **lists)
+    assert answer["lost"] == [lease]
+    answer = calls.call(messages.TASK_END, rank=2, queue="train", epoch=0, idle=True, waits=True)
+    assert answer["status"] == "waiting" and answer["ranks"] == [1]
+    assert answer["pending"] == "10 records of task 0 (records 0 to 9) were"
+    (sentence,) = calls.master.lost()
+    assert sentence == (
+        "queue 'train': 10 records of task 0 (records 0 to 9) were dealt out and are not trained"
+    )

@@ -372,6 +372,14 @@ def test_a_training_begins_where_the_job_is():
     assert queue.begin_fit(2, 1) == 2 and queue.begin_epoch(1) == 2
 
 
+def test_a_far_epoch_of_parked_tasks_takes_no_time():
+    queue = queue_of(1, epochs=None)
+    for process in "abc":
+        grant = ask(queue, 0, process=process)
+        queue.release(process, [grant.lease], failed=True)
+    assert queue.parked and ask(queue, 1, epoch=2**31 - 1) == Ended()
+
+
 def test_the_last_epoch_ends_the_queue():
     queue = queue_of(1, 1, epochs=2)
     drain(queue, 0), drain(queue, 0, epoch=1)
