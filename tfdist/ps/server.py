@@ -20,7 +20,7 @@ from tfdist.control.held_calls import ClientContext
 from tfdist.control.server import ControlServer
 from tfdist.control.signing import data_key
 from tfdist.control.stop_board import StopBoard
-from tfdist.errors import ClusterConfigError, Preempted
+from tfdist.errors import ClusterConfigError, Preempted, TfdistError
 from tfdist.ps import step_waits
 from tfdist.ps.checkpoint import files
 from tfdist.ps.checkpoint.checkpoint import Checkpoints
@@ -38,6 +38,10 @@ _EVENT_WAIT = 0.5
 # Seconds after SIGTERM in which a worker must say that it was told to end, too. Otherwise only this
 # server was, and the workers wait for the one that replaces it.
 _NOTICE_WAIT = 5.0
+# Seconds for which a server that cannot serve tells the workers why, before it ends.
+_TELL_WAIT = 30.0
+# Seconds for which a call may be held, and characters of the identity of a worker's process.
+_MAX_WAIT, _MAX_IDENTITY = 30.0, 100
 # Seconds between attempts to write a snapshot: after the first failure, doubled each time; maximum.
 _MIN_RETRY_PAUSE, _MAX_RETRY_PAUSE = 1.0, 60.0
 
@@ -70,6 +74,7 @@ class ServerTask:
         self._fingerprint = fingerprint(cluster)
         self._lock = threading.Lock()
         self._config: PsConfig | None = None
+        self._serving = threading.Event()  # `serve` was called
         self._opening: threading.Thread | None = None
         self._problem: Exception | None = None
         self._store: ops.ParameterServer | None = None
@@ -78,6 +83,7 @@ class ServerTask:
         # The identity of each rank's process that attached last.
         self._attached: dict[int, str] = {}
         self._refused: set[int] = set()  # ranks
+        self._informed: set[int] = set()  # ranks that know why this server cannot serve
         self._epochs: EpochService | None = None
         self._board = StopBoard(cluster.world_size, self._fingerprint)
         self._told_at: float | None = None
@@ -144,6 +150,10 @@ class ServerTask:
                 signal.signal(number, handler)
             self.close()
 
+    def refuse(self, problem: Exception) -> None:
+        """Lets `serve` only tell the workers why this task cannot serve, and end."""
+        self._problem = problem
+
     def close(self) -> None:
         """Stops answering and frees the store."""
         self._board.close()
@@ -177,9 +187,11 @@ class ServerTask:
             lambda: self._is_elastic,
         )
         event: ops.ServerEvent | None = None
+        self._serving.set()
         while not self._stop.is_set():
             if self._problem is not None:
                 _log.error("%s: %s", self._cluster.task_name, self._problem)
+                self._inform_workers()
                 return 1
             if self._store is None:
                 self._stop.wait(_EVENT_WAIT)
@@ -210,6 +222,16 @@ class ServerTask:
             return 0 if is_saved and is_trained else 1
         _log.error("%s: %s", self._cluster.task_name, verdict)
         return 1
+
+    def _inform_workers(self) -> None:
+        """Waits for a while until all workers know why this server cannot serve.
+
+        They would only learn that nobody listens here, and wait for longer.
+        """
+        deadline = time.monotonic() + min(_TELL_WAIT, self._settings.rendezvous_timeout)
+        while len(self._informed) < self._cluster.world_size and time.monotonic() < deadline:
+            if self._told_at is not None or self._stop.wait(0.1):
+                return
 
     def _tell_of_tasks(self) -> bool:
         """Logs which records of data tasks are not trained; returns whether none was lost."""
@@ -252,8 +274,15 @@ class ServerTask:
     def _attach(self, request: messages.Attach, context: ClientContext) -> dict[str, Any]:
         reason = self._reason_to_refuse(request)
         if reason:
-            self._refused.add(request.rank)
+            is_rank = 0 <= request.rank < self._cluster.world_size
+            if is_rank and request.fingerprint == self._fingerprint:
+                self._refused.add(request.rank)
             return {"status": "refused", "reason": reason}
+        # Before, this task may find out that it cannot serve.
+        if not self._serving.wait(_bounded(request.wait)):
+            return {"status": "waiting"}
+        if self._problem is not None:
+            return self._refusal(request.rank, self._problem)
         with self._lock:
             if self._opening is None:
                 self._config = PsConfig.parse(request.config)
@@ -265,9 +294,9 @@ class ServerTask:
             self._attached[request.rank] = request.process
             assert self._epochs is not None
             self._epochs.attach(request.rank, request.process)
-        self._opening.join(request.wait)
+        self._opening.join(_bounded(request.wait))
         if self._problem is not None:
-            return {"status": "refused", "reason": str(self._problem)}
+            return self._refusal(request.rank, self._problem)
         if self._opening.is_alive():
             return {"status": "waiting"}
         assert self._store is not None
@@ -279,10 +308,20 @@ class ServerTask:
             "incarnation": str(self._store.incarnation),
         }
 
+    def _refusal(self, rank: int, problem: Exception) -> dict[str, Any]:
+        """Tells a worker why this server cannot serve."""
+        self._informed.add(rank)
+        return {"status": "refused", "reason": f"it cannot serve, and ends: {problem}"}
+
     def _reason_to_refuse(self, request: messages.Attach) -> str | None:
         reason = messages.reason_to_refuse(request, self._fingerprint, self._cluster.world_size)
         if reason:
             return reason
+        if not 0 < len(request.process) <= _MAX_IDENTITY:
+            return (
+                f"expected the identity of a process, of at most {_MAX_IDENTITY} characters, "
+                f"received {len(request.process)}"
+            )
         try:
             config = PsConfig.parse(request.config)
         except ClusterConfigError as error:
@@ -366,7 +405,7 @@ class ServerTask:
                 job = self._written[request.number] = _Writing(
                     lambda: checkpoints.save(request.number)
                 )
-        return job.answer(request.wait)
+        return job.answer(_bounded(request.wait))
 
     def _epoch(self, request: messages.Epoch, context: ClientContext) -> dict[str, Any]:
         reason = messages.reason_to_refuse(request, self._fingerprint)
@@ -460,6 +499,10 @@ class _Writing:
         return self._answer or {"status": "waiting"}
 
 
+def _bounded(wait: float) -> float:
+    return max(0.0, min(wait, _MAX_WAIT))
+
+
 def serve(cluster: Cluster, settings: Settings, checkpoint_dir: str | None = None) -> NoReturn:
     """Serves as a `ps` task until the job has ended, then ends this process.
 
@@ -476,5 +519,8 @@ def serve(cluster: Cluster, settings: Settings, checkpoint_dir: str | None = Non
         stack.callback(task.close)
         if settings.metrics_port is not None:
             serve_metrics = _providers.provider("serve_metrics")
-            stack.enter_context(contextlib.closing(serve_metrics(cluster, settings, task)))
+            try:
+                stack.enter_context(contextlib.closing(serve_metrics(cluster, settings, task)))
+            except (TfdistError, OSError) as error:
+                task.refuse(error)
         raise SystemExit(task.serve())
