@@ -21,6 +21,7 @@ ROLES = ("chief", "worker", "ps", "evaluator", "data_dispatcher", "data_worker")
 MIN_SECRET_BYTES = 16
 # TensorFlow 1's name of the chief; some schedulers still write it.
 _LEGACY_ROLES = {"master": "chief"}
+_MAX_ADDRESS = 300  # characters; a host's name has 253 at most
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>\d+)")
 _MAX_TEXT = 200  # characters
 _MAX_LISTED = 8
@@ -86,6 +87,8 @@ def address_problem(address: Any) -> str | None:
         if ":" in address.rpartition("]")[2]:
             return "the port is not a number"
         return "it has no port"
+    if len(address) > _MAX_ADDRESS:
+        return f"it has more than {_MAX_ADDRESS} characters"
     if len(match["port"]) > 5 or not 1 <= int(match["port"]) <= 65535:
         return "the port is outside 1..65535"
     return None

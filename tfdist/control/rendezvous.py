@@ -24,6 +24,7 @@ from tfdist.control.held_calls import ClientContext, HeldCalls
 # A rank that receives "waiting" calls again at once; without a call for this long (s) it is gone.
 _LEASE = 10.0
 _REMEMBERED_PROCESSES = 64
+_MAX_ID = 64  # characters
 
 
 @dataclasses.dataclass(eq=False)
@@ -165,6 +166,10 @@ class Rendezvous:
             return (
                 f'the caller\'s data address should be "host:port", received '
                 f"{validation.show(join.data_address)}: {problem}"
+            )
+        if max(len(join.process), len(join.attempt)) > _MAX_ID:
+            return (
+                f"expected the ids of a process and an attempt to have at most {_MAX_ID} characters"
             )
         if join.process in self._superseded.get(join.rank, ()):
             return self._superseded_reason(join)
