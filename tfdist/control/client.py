@@ -47,7 +47,15 @@ class SilentError(UnreachableError):
 
 
 class RefusedError(ClusterConfigError):
-    """The other task is one of tfdist, and refuses this one; the text has its reason."""
+    """The other task is one of tfdist, and refuses this one; the text has its reason.
+
+    Attributes:
+      answer: the other task's.
+    """
+
+    def __init__(self, text: str, answer: dict[str, Any]) -> None:
+        super().__init__(text)
+        self.answer = answer
 
 
 class Caller(Protocol):
@@ -162,7 +170,8 @@ class ControlClient:
             reason = printable(str(answer.get("reason")))
             raise RefusedError(
                 f"{self._both()}: refused: {reason} (this task's training addresses: "
-                f"{', '.join(self._caller.training_addresses)})"
+                f"{', '.join(self._caller.training_addresses)})",
+                answer,
             )
         return answer
 

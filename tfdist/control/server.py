@@ -287,7 +287,9 @@ class ControlServer:
                 await self._refusals.add(peer[0], None, str(error))
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             if answer["status"] == "refused":
-                await self._refusals.add(peer[0], body, answer["reason"])
+                # Without "details", which are for the log alone.
+                reason = answer.pop("details", answer["reason"])
+                await self._refusals.add(peer[0], body, reason)
             reply = messages.encode(answer)
             context.set_trailing_metadata(self._signer.sign_answer(method, metadata, reply))
             return reply
