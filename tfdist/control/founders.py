@@ -20,6 +20,7 @@ import secrets
 from collections.abc import Sequence
 
 from tfdist.control.arrivals import Arrival, Arrivals
+from tfdist.control.held_calls import ClientContext
 from tfdist.control.members import Generation, Member
 
 
@@ -38,25 +39,43 @@ class Founders:
         self._start = start
         self._come = Arrivals()
 
-    def reason_to_refuse(self, start: int) -> str | None:
-        """Returns why no founder of a job of `start` founders can come here, or None."""
+    def reason_to_refuse(self, start: int) -> tuple[str, str] | None:
+        """Returns why no founder of a job of `start` founders can come here, or None.
+
+        Returns:
+          The reason, and the same without values of this process's job.
+        """
         if self._me.address != self._addresses[0]:
             return (
                 f"this is {self._me}, but founders meet at the first training address, "
-                f"{self._addresses[0]}"
+                f"{self._addresses[0]}",
+                "founders meet at the first training address, which is another task's",
             )
         if start != self._start:
-            return f"the caller expects a job of {start} founders, this task one of {self._start}"
+            caller = f"the caller expects a job of {start} founders, this task "
+            return f"{caller}one of {self._start}", f"{caller}another number"
         return None
 
-    def add(self, member: Member) -> Arrival:
-        """Records that a founder has come; it replaces an earlier one of the same address."""
-        for process, other in list(self._come.items()):
-            if process != member.process and other.member.address == member.address:
-                del self._come[process]
-        arrival = self._come[member.process] = Arrival(member, holds_state=True)
+    def add(
+        self, member: Member, context: ClientContext | None = None
+    ) -> tuple[Arrival, Arrival | None]:
+        """Records that a founder has come; returns it, and the one that has made room for it."""
+        own = member == self._me
+        arrival = Arrival(member, holds_state=True, is_confirmed=own, context=context)
+        evicted = self._come.add(arrival)
         self._come.expire()
-        return arrival
+        return arrival, evicted
+
+    def at(self, address: str) -> list[str]:
+        """Returns the processes that have come and say that they have an address."""
+        return self._come.at(address)
+
+    def confirm(self, process: str) -> bool:
+        """Records that a founder is at its address, where no other one is; whether it is news."""
+        return self._come.confirm(process)
+
+    def __contains__(self, process: object) -> bool:
+        return process in self._come
 
     def remove(self, arrival: Arrival) -> None:
         """Records that a founder has gone, unless it has come again since."""
@@ -67,20 +86,20 @@ class Founders:
         """Records that a process is dead."""
         self._come.pop(process, None)
 
-    def missing(self) -> list[str]:
-        """Returns the known addresses from which no founder has come, in order."""
+    def missing(self) -> list[int]:
+        """Returns the ranks of the known addresses from which no founder has come."""
         self._come.expire()
-        come = {arrival.member.address for arrival in self._come.values()}
-        return [address for address in self._addresses if address not in come]
+        come = {arrival.member.address for arrival in self._come.confirmed}
+        return [rank for rank, address in enumerate(self._addresses) if address not in come]
 
     def are_complete(self) -> bool:
         """Whether as many have come as found a job, this process among them."""
-        return self._me.process in self._come and len(self._come) >= self._start
+        return self._come.has(self._me.process) and len(self._come.confirmed) >= self._start
 
     def found(self) -> Generation:
         """Returns generation 1: this process and those that have come first."""
         place = {address: index for index, address in enumerate(self._addresses)}
-        others = [a.member for a in self._come.values() if a.member != self._me]
+        others = [a.member for a in self._come.confirmed if a.member != self._me]
         members = [self._me, *others[: self._start - 1]]
         members.sort(key=lambda member: place.get(member.address, len(place)))
         self._come.clear()
@@ -88,6 +107,6 @@ class Founders:
             number=1,
             members=tuple(members),
             newcomers=frozenset(),
-            job=secrets.token_hex(8),
+            job=secrets.token_hex(16),
             salt=secrets.token_hex(16),
         )

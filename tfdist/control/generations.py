@@ -43,6 +43,25 @@ successors are not. So where the majority depends on proofs of death, the leader
 addresses that it knows whether the job lives there (`asked_all`). A member that has told this
 process that it leaves is no such case: it counts for the majority, as it is in no later generation.
 
+**Belief.** A call is believed only as far as its caller has proven something (see `proofs`):
+
+- Anybody may probe this process: it says that it lives, and whether it is a member.
+- Anybody may come as a founder or newcomer. It is heard when the process at the address that it
+  names has proven to be the one that calls; before that it reads refusals without values.
+- A process that leaves shows its key.
+- A member's call is believed in what it says of the dead (but one whose call is held lives), of the
+  largest number, of its own state, and of a later established generation that this process has
+  received from its leader.
+- A later generation that it has not received is never believed in a call. If more than half of the
+  other living members answer so, or all that are neither here nor given up, this process is out.
+  Nobody is while more than half of all members are here, and know no attempt since the reference.
+
+An established generation with this process in it is one that it has entered, as said above, so that
+it need not learn its members and its salt from others. One without this process has a majority of
+the living members of the reference, so that one of its members is here if more than half of all
+are; and that one has entered it, and knows its number. If nobody here knows such a number, there is
+none. Else an answer counts, even of one member: to go on alone would be worse than to wait.
+
 **State.** A process holds the job's state if it has a base. A newcomer has none, and neither has a
 member of a generation that failed before it was established; such processes do not lead, and their
 ranks come after those of the others.
@@ -53,6 +72,7 @@ since each call tells the largest number that its process has seen.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import secrets
@@ -63,13 +83,17 @@ from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.elastic import MAX_WORKERS, Elastic
-from tfdist.control import messages
+from tfdist.control import messages, proofs, signing
 from tfdist.control.address_round import AddressRound
 from tfdist.control.arrivals import Arrival, Arrivals
 from tfdist.control.founders import Founders
 from tfdist.control.held_calls import ClientContext, HeldCalls
 from tfdist.control.members import Generation, Member, problem_with_member
 from tfdist.control.messages import MessageError
+
+_OF_ANOTHER = "the caller means another process, or is none of this job"
+# Generations that this process has received since the reference; all but the last have failed.
+_MAX_RECEIVED = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +131,8 @@ class Generations:
       addresses: of the training tasks that this process knows, in the order of their ranks.
       start: the number of founders.
       description: what all members must agree on.
+      ask: begins to ask a process at its address who it is, without waiting; see `confirm`.
+      callers_are_signed: all callers hold the shared secret.
     """
 
     def __init__(
@@ -116,8 +142,14 @@ class Generations:
         addresses: Sequence[str],
         start: int,
         description: Mapping[str, str],
+        *,
+        ask: Callable[[Member], None],
+        callers_are_signed: bool = False,
     ) -> None:
         self.me = me
+        self._ask = ask
+        self._callers_are_signed = callers_are_signed
+        self._fingerprint = messages.fingerprint(addresses)
         self._elastic = elastic
         self._description = dict(description)
         self._required = frozenset(description)
@@ -130,7 +162,10 @@ class Generations:
         self._base: Generation | None = None
         self._reference: Generation | None = None
         self._entered: Generation | None = None
-        self._outside: Generation | None = None
+        self._job = ""
+        self._received: collections.deque[Generation] = collections.deque(maxlen=_MAX_RECEIVED)
+        # By member: the number of a generation without this process that it knows.
+        self._claims: dict[str, int] = {}
         self._highest = 0
         self._ended = 0
         self._dead: dict[str, str] = {}
@@ -180,11 +215,41 @@ class Generations:
         with self._changed:
             return self._reference
 
-    @property
-    def outside(self) -> Generation | None:
-        """A later established generation, of which this process is no member; None if unknown."""
+    def is_outside(self, given_up: Collection[str] = ()) -> bool:
+        """Whether the job is known to go on without this process.
+
+        Args:
+          given_up: members that are not waited for.
+        """
         with self._changed:
-            return self._outside
+            return self._is_outside(given_up)
+
+    @property
+    def most_are_here(self) -> bool:
+        """Whether more than half of all members are here, and know no attempt since the reference.
+
+        Then the job has not gone on without them.
+        """
+        with self._changed:
+            return self._most_are_here()
+
+    @property
+    def claims(self) -> list[str]:
+        """The members' statements that the job has gone on without this process, in words."""
+        with self._changed:
+            members = self._reference.members if self._reference is not None else ()
+            return [
+                f"{member} says that generation {self._claims[member.process]} has gone on "
+                "without this process"
+                for member in members
+                if member.process in self._claims
+            ]
+
+    @property
+    def job(self) -> str:
+        """Identifies the job; empty for a process that was never a member."""
+        with self._changed:
+            return self._job
 
     @property
     def entered(self) -> Generation | None:
@@ -207,17 +272,18 @@ class Generations:
     def adopt(self, generation: Generation) -> None:
         """Takes part in generation 1, which the leader of the founding has completed."""
         with self._changed:
-            self._base = self._reference = generation
-            self._highest = max(self._highest, generation.number)
+            self._set_reference(generation)
+            self._base = generation
             self._notify()
 
     def become_newcomer(self) -> None:
         """Forgets the job: this process holds no state of it any more, or never did."""
         with self._changed:
-            self._base = self._reference = self._entered = self._outside = self._round = None
+            self._base = self._reference = self._entered = self._round = None
             self._forming = False
             self._leader = None
             self._arrived.clear()
+            self._claims.clear()
             self._notify()
 
     def begin_forming(self, founded: Generation | None = None) -> None:
@@ -265,7 +331,8 @@ class Generations:
         """Makes the present generation this process's base."""
         with self._changed:
             assert self._entered is not None
-            self._base = self._reference = self._entered
+            self._set_reference(self._entered)
+            self._base = self._entered
 
     def newcomers_wait(self) -> bool:
         """Whether the leader of the present generation can take in a process that waits here."""
@@ -280,14 +347,44 @@ class Generations:
             # A task that was started again waits until its former process is known to be dead.
             taken = {m.address for m in present.members if m.process not in self._dead}
             return any(
-                process not in present and arrival.member.address not in taken
-                for process, arrival in self._arrived.items()
+                arrival.member.process not in present and arrival.member.address not in taken
+                for arrival in self._arrived.confirmed
             )
 
-    def hear(self, generation: Generation) -> None:
-        """Learns of an established generation from another process's answer."""
+    def hear(self, process: str, number: int, mark: str) -> None:
+        """Learns which generation another process knows to be established, by its own answer.
+
+        Args:
+          process: the other one.
+          number: of that generation; 0 for none.
+          mark: as in `Generation.mark`.
+        """
         with self._changed:
-            self._hear(generation)
+            reference = self._reference
+            if reference is None:
+                return
+            is_later = not self._learn_reference(number, mark) and number > reference.number
+            if is_later and process in reference:
+                self._claims[process] = number
+                self._notify()
+
+    def confirm(self, address: str, is_at: Callable[[str], bool]) -> None:
+        """Learns which of the processes that say that they have an address is there.
+
+        Args:
+          address: the address.
+          is_at: whether the process that answers there has an id.
+        """
+        with self._changed:
+            waiting = (*self._arrived.at(address), *self._founders.at(address))
+            for process in filter(is_at, dict.fromkeys(waiting)):
+                is_news = process in self._arrived and self._arrived.confirm(process)
+                if process in self._founders:
+                    is_news |= self._founders.confirm(process)
+                if is_news:
+                    self._forget_death(process)
+                    self._found_if_complete()
+                    self._notify()
 
     def declare_dead(self, process: str, why: str) -> None:
         """Records a proof that a process is dead."""
@@ -298,7 +395,7 @@ class Generations:
     def receive(self, generation: Generation) -> None:
         """Records a generation that a leader has formed, so that its number is not used again."""
         with self._changed:
-            self._highest = max(self._highest, generation.number)
+            self._receive(generation)
 
     def missing(self) -> list[Member]:
         """Returns the members of the reference that have not come and are not proven dead."""
@@ -312,8 +409,8 @@ class Generations:
             self._arrived.expire()
             reference = self._reference
             return reference is not None and any(
-                arrival.member.name == member.name and process not in reference
-                for process, arrival in self._arrived.items()
+                arrival.member.name == member.name and arrival.member.process not in reference
+                for arrival in self._arrived.confirmed
             )
 
     def decide(
@@ -413,54 +510,70 @@ class Generations:
     # Handlers.
 
     def probe(self, request: messages.ElasticProbe, context: ClientContext) -> dict[str, Any]:
-        """Says that this process lives, and in which generation.
+        """Says that this process lives; to a process of its job, in which generation.
 
         Returns:
-          {"status": "here", "process", "member" (whether it is one of a founded job), "reference",
-          "leader" (of the present generation, or None), "ended" (the last generation that it has
-          given up), "news" (what it has published)}, or {"status": "refused", "reason"}.
+          {"status": "here", "member" (whether it is one of a founded job), "news" (what it has
+          published; None to a caller that may not know)}, or {"status": "refused", "reason"}. To a
+          process of its job also "number" and "mark" of its reference, and "ended" (the last
+          generation that it has given up).
         """
         with self._changed:
             reason = messages.reason_to_refuse(request)
             if reason:
                 return {"status": "refused", "reason": reason}
             if self._closed:
-                return {"status": "closed"}
-            leader = self._leader or self._first_member()
-            return {
+                return self._signed({"status": "closed"}, request)
+            reference = self._reference
+            is_of_job = self._is_proven(request) or proofs.is_proven(request, self._job)
+            hears_news = is_of_job or self._knows_job(request)
+            answer = {
                 "status": "here",
-                "process": self.me.process,
-                "member": self._reference is not None and self._outside is None,
-                "reference": self._reference.to_text() if self._reference else "",
-                "leader": None if leader is None else dataclasses.asdict(leader),
-                "ended": self._ended,
-                "news": self._news,
+                "member": reference is not None and not self._is_outside(),
+                "news": self._news if hears_news or not self._news else None,
             }
+            if is_of_job:
+                answer |= {
+                    "number": reference.number if reference is not None else 0,
+                    "mark": reference.mark if reference is not None else "",
+                    "ended": self._ended,
+                }
+            return self._signed(answer, request)
 
     def found(self, request: messages.ElasticFound, context: ClientContext) -> dict[str, Any]:
         """Adds a founder and waits for the others; only the task of the first address is called.
 
         Returns:
-          {"status": "complete", "generation"}, {"status": "waiting", "missing": [addresses]},
+          {"status": "complete", "generation"}, {"status": "waiting", "missing": [ranks]},
           {"status": "newcomer"} (the job was founded without the caller), {"status": "refused",
           "reason"} or {"status": "closed"}.
         """
         with self._changed:
-            reason = self._reason_not_to_found(request)
-            if reason:
-                return {"status": "refused", "reason": reason}
+            problem = _problem_with_caller(request)
+            if problem:
+                return {"status": "refused", "reason": problem}
+            tells = self._knows_job(request)
             answer = self._founded_answer(request.process)
+            answer = answer or self._difference(request.description, tells)
             if answer is not None:
                 return answer
-            founder = self._founders.add(Member(request.process, request.name, request.address))
-            if self._founders.are_complete():
-                self._base = self._reference = self._founders.found()
-                self._begin_round(self._reference)
+            reasons = self._founders.reason_to_refuse(request.start)
+            if reasons:
+                return self._refused(*reasons, tells)
+            member = Member(request.process, request.name, request.address)
+            founder, evicted = self._founders.add(member, context)
+            self._end_call_of(evicted)
+            if not founder.is_confirmed:
+                self._ask(member)
+            self._found_if_complete()
             self._notify()
             self._hold(
                 context,
                 request.wait,
-                lambda: self._founded_answer(request.process) is not None,
+                lambda: (
+                    self._founded_answer(request.process) is not None
+                    or request.process not in self._founders
+                ),
             )
             answer = self._founded_answer(request.process)
             if answer is not None:
@@ -478,52 +591,61 @@ class Generations:
 
         Returns:
           {"status": "complete", "generation"}; {"status": "waiting", "missing": [texts]};
-          {"status": "redirect", "leader"}; {"status": "out", "reference"} (the caller is no member
-          of the reference); {"status": "elsewhere", "reference"} (this process is no member
-          itself); {"status": "other", "process"} (another process than the caller means is here);
+          {"status": "redirect", "leader"}; {"status": "out", "number", "mark"} (the caller is no
+          member of this reference); {"status": "elsewhere"} (this process cannot lead the caller);
           {"status": "refused", "reason"} or {"status": "closed"}.
         """
-        caller = request.process
         with self._changed:
-            if self._closed:
-                return {"status": "closed"}
-            if request.protocol == messages.PROTOCOL and request.to not in ("", self.me.process):
-                return {"status": "other", "process": self.me.process}
-            reason = _problem_with_caller(request) or self._contradiction(request)
-            if reason:
-                return {"status": "refused", "reason": reason}
-            self._learn(request)
-            answer = self._form_answer(request)
-            if answer is not None:
-                self._arrived.pop(caller, None)
-                return answer
-            member = Member(caller, request.name, request.address)
-            arrival = Arrival(member, request.holds_state, request=request)
-            former = self._arrived.get(caller)
-            self._arrived[caller] = arrival
-            if former is None or former.holds_state != arrival.holds_state:
+            return self._signed(self._form(request, context), request)
+
+    def _form(self, request: messages.ElasticForm, context: ClientContext) -> dict[str, Any]:
+        if self._closed:
+            return {"status": "closed"}
+        problem = _problem_with_caller(request) or self._contradiction(request)
+        if problem:
+            return {"status": "refused", "reason": problem}
+        caller, dead = request.process, _processes(request.dead)
+        is_proven = self._is_proven(request)
+        if request.proof and not is_proven:
+            return {"status": "refused", "reason": _OF_ANOTHER}
+        if is_proven:
+            self._learn(request, dead)
+        self._give_up_with(request)
+        member = Member(caller, request.name, request.address)
+        holds_state = is_proven and request.holds_state
+        highest = request.highest if is_proven else 0
+        arrival = Arrival(member, holds_state, is_proven, request.description, context, highest)
+        former = self._arrived.get(caller)
+        self._end_call_of(self._arrived.add(arrival))
+        answer = self._form_answer(request, arrival, is_proven)
+        if answer is not None:
+            self._arrived.pop(caller, None)
+            return answer
+        if not arrival.is_confirmed:
+            self._ask(member)
+        elif former is None or former.holds_state != arrival.holds_state:
+            self._notify()
+
+        def decided() -> bool:
+            return (
+                self._arrived.get(caller) is not arrival
+                or self._form_answer(request, arrival, is_proven) is not None
+            )
+
+        self._hold(context, request.wait, decided)
+        answer = self._form_answer(request, arrival, is_proven)
+        if self._arrived.get(caller) is arrival:
+            if answer is not None or context.disconnected:
+                del self._arrived[caller]
                 self._notify()
-
-            def decided() -> bool:
-                return (
-                    self._arrived.get(caller) is not arrival
-                    or self._form_answer(request) is not None
-                )
-
-            self._hold(context, request.wait, decided)
-            answer = self._form_answer(request)
-            if self._arrived.get(caller) is arrival:
-                if answer is not None or context.disconnected:
-                    del self._arrived[caller]
-                    self._notify()
-                else:
-                    arrival.await_next_call()
-            if answer is not None:
-                return answer
-            return {
-                "status": "closed" if self._closed else "waiting",
-                "missing": [str(member) for member in self._missing()],
-            }
+            else:
+                arrival.await_next_call()
+        if answer is not None:
+            return answer
+        return {
+            "status": "closed" if self._closed else "waiting",
+            "missing": [str(member) for member in self._missing()] if is_proven else [],
+        }
 
     def address(self, request: messages.ElasticAddress, context: ClientContext) -> dict[str, Any]:
         """Takes a member's data address, and waits for those of the others.
@@ -533,56 +655,66 @@ class Generations:
           {"status": "again"} (the generation was given up); {"status": "refused", "reason"} or
           {"status": "closed"}.
         """
-        began = time.monotonic()
         with self._changed:
-            if self._closed:
-                return {"status": "closed"}
-            reason = messages.reason_to_refuse(request)
-            if reason is None and validation.address_problem(request.data_address):
-                reason = (
-                    f"expected a data address, received {validation.show(request.data_address)}"
-                )
-            if reason:
-                return {"status": "refused", "reason": reason}
-            found = self._round
-            if (
-                found is None
-                or request.salt != found.generation.salt
-                or request.process not in found.generation
-            ):
-                return {"status": "again"}
+            return self._signed(self._address(request, context), request)
 
-            def over() -> bool:
-                return self._round is not found
+    def _address(self, request: messages.ElasticAddress, context: ClientContext) -> dict[str, Any]:
+        began = time.monotonic()
+        if self._closed:
+            return {"status": "closed"}
+        reason = messages.reason_to_refuse(request)
+        if reason is None and not self._is_proven(request):
+            reason = _OF_ANOTHER
+        if reason is None and validation.address_problem(request.data_address):
+            reason = f"expected a data address, received {validation.show(request.data_address)}"
+        if reason:
+            return {"status": "refused", "reason": reason}
+        found = self._round
+        if (
+            found is None
+            or not signing.same(request.mark, found.generation.mark)
+            or request.process not in found.generation
+        ):
+            return {"status": "again"}
 
-            # A founder's description may grow until it calls this itself.
-            self._hold(context, request.wait, lambda: over() or self._described)
-            reason = self._difference(request) if self._described else None
-            if reason:
-                return {"status": "refused", "reason": reason}
-            if self._described and self._round is found:
-                if found.add(request.process, request.data_address):
-                    self._notify()
-                remaining = request.wait - (time.monotonic() - began)
-                self._hold(context, remaining, lambda: over() or found.is_complete)
-            if self._round is not found:
-                return {"status": "again"}
-            if found.is_complete:
-                return {"status": "complete", "addresses": found.addresses}
-            return {
-                "status": "closed" if self._closed else "waiting",
-                "missing": [str(member) for member in found.missing],
-            }
+        def over() -> bool:
+            return self._round is not found
+
+        # A founder's description may grow until it calls this itself.
+        self._hold(context, request.wait, lambda: over() or self._described)
+        refusal = self._difference(request.description, tells=True) if self._described else None
+        if refusal:
+            return refusal
+        if self._described and self._round is found:
+            if found.add(request.process, request.data_address):
+                self._notify()
+            remaining = request.wait - (time.monotonic() - began)
+            self._hold(context, remaining, lambda: over() or found.is_complete)
+        if self._round is not found:
+            return {"status": "again"}
+        if found.is_complete:
+            return {"status": "complete", "addresses": found.addresses}
+        return {
+            "status": "closed" if self._closed else "waiting",
+            "missing": [str(member) for member in found.missing],
+        }
 
     def leave(self, request: messages.ElasticLeave, context: ClientContext) -> dict[str, Any]:
-        """Records that a process has left its job: it counts as dead."""
+        """Records that the process that has this key has left its job: it counts as dead."""
         with self._changed:
             reason = messages.reason_to_refuse(request)
+            process = proofs.process_id(request.key)
+            waits = process in self._arrived or process in self._founders
+            is_other = process != self.me.process and (waits or self._is_member(process))
+            if reason is None and not is_other:
+                reason = "the caller is no other process of this job, and can make none leave"
             if reason:
                 return {"status": "refused", "reason": reason}
-            if request.process != self.me.process:
-                self._left.add(request.process)
-                self._bury(request.process, "it has left")
+            if self._is_member(process):
+                self._left.add(process)
+                self._bury(process, "it has left")
+            else:
+                self._forget(process)
             return {"status": "noted"}
 
     @property
@@ -598,21 +730,33 @@ class Generations:
 
     # With the lock.
 
-    def _form_answer(self, request: messages.ElasticForm) -> dict[str, Any] | None:
+    def _is_proven(self, request: proofs.Request) -> bool:
+        """Whether a caller has proven that it is of this job, and means this process."""
+        return proofs.is_proven(request, self.me.process)
+
+    def _signed(self, answer: dict[str, Any], request: proofs.Request) -> dict[str, Any]:
+        return proofs.sign(answer, request.nonce, self.me.process)
+
+    def _form_answer(
+        self, request: messages.ElasticForm, arrival: Arrival, is_proven: bool
+    ) -> dict[str, Any] | None:
         """The answer to a member or newcomer, or None while it is to wait."""
         caller = request.process
         formed = self._round.generation if self._round is not None else None
+        # It knows the id that the leader and the members alone have been told.
         if formed is not None and caller in formed and request.highest < formed.number:
             return {"status": "complete", "generation": formed.to_text()}
-        reason = self._difference(request) if self._described else None
-        if reason:
-            return {"status": "refused", "reason": reason}
+        tells = is_proven or self._knows_job(request)
+        refusal = self._difference(request.description, tells) if self._described else None
+        if refusal:
+            return refusal
         reference = self._reference
-        if reference is None or self._outside is not None:
-            known = self._outside.to_text() if self._outside is not None else ""
-            return {"status": "elsewhere", "reference": known}
-        if request.reference and caller not in reference:
-            return {"status": "out", "reference": reference.to_text()}
+        if reference is None or self._is_outside():
+            return {"status": "elsewhere"}
+        if is_proven and request.number > reference.number:
+            return {"status": "elsewhere"}
+        if is_proven and request.number and caller not in reference:
+            return {"status": "out", "number": reference.number, "mark": reference.mark}
         living = self._living_member_at(request.address)
         if living is not None and caller not in reference:
             reason = (
@@ -620,12 +764,17 @@ class Generations:
                 "have an address of its own"
             )
             return {"status": "refused", "reason": reason}
+        if not arrival.is_confirmed:
+            return None
         leader = self._leader
         if leader is None and not self._forming and caller not in reference:
             # A newcomer, while the members train.
             leader = self._first_member()
         if leader is not None and leader != self.me:
-            return {"status": "redirect", "leader": dataclasses.asdict(leader)}
+            fields = dataclasses.asdict(leader)  # its id is for members alone
+            if not is_proven:
+                del fields["process"]
+            return {"status": "redirect", "leader": fields}
         return None
 
     def _contradiction(self, request: messages.ElasticForm) -> str | None:
@@ -654,23 +803,31 @@ class Generations:
 
     def _differs(self, arrival: Arrival) -> bool:
         """Whether a waiting process is to be refused, since this one has described more since."""
-        request = arrival.request
-        return request is not None and self._described and self._difference(request) is not None
+        description = arrival.description
+        return (
+            description is not None
+            and self._described
+            and self._difference(description, tells=True) is not None
+        )
 
-    def _learn(self, request: messages.ElasticForm) -> None:
+    def _learn(self, request: messages.ElasticForm, dead: Sequence[str]) -> None:
+        """Believes a caller that has proven that it is of this job."""
+        caller = request.process
         self._highest = max(self._highest, min(request.highest, 2**62))
-        self._dead.pop(request.process, None)
-        self._left.discard(request.process)
-        dead = _processes(request.dead)
-        if request.reference:
-            self._hear(Generation.from_packed(request.reference))
+        self._forget_death(caller)
+        self._learn_reference(request.number, request.mark)
         reference = self._reference
         # A process that the job went on without, or a newcomer, has no say in who lives.
-        if reference is not None and request.process in reference:
-            for process in dead:
-                if process in reference and process not in (self.me.process, request.process):
-                    if process not in self._dead:
-                        self._bury(process, "another member has seen its end")
+        if reference is None or caller not in reference:
+            return
+        for process in dead:
+            arrival = self._arrived.get(process)
+            lives = process in (self.me.process, caller) or (arrival and arrival.is_held)
+            if process in reference and process not in self._dead and not lives:
+                self._bury(process, "another member has seen its end")
+
+    def _give_up_with(self, request: messages.ElasticForm) -> None:
+        """Gives up a generation in round 2 if its member comes again: it has given it up."""
         formed = self._round
         if (
             formed is not None
@@ -678,19 +835,83 @@ class Generations:
             and request.highest >= formed.generation.number
             and not formed.is_complete
         ):
-            # It has given the generation up.
             self._give_up()
 
-    def _hear(self, generation: Generation) -> None:
-        known = self._reference
-        if known is None or generation.job != known.job or generation.number <= known.number:
-            return
+    def _learn_reference(self, number: int, mark: str) -> bool:
+        """Takes a later established generation as the reference, if this process has received it.
+
+        Returns:
+          Whether it has.
+        """
+        if self._reference is None or number <= self._reference.number:
+            return False
+        for generation in list(self._received):
+            if generation.number == number and signing.same(mark, generation.mark):
+                self._set_reference(generation)
+                self._notify()
+                return True
+        return False
+
+    def _set_reference(self, generation: Generation) -> None:
+        self._receive(generation)
+        self._reference = generation
+        for received in list(self._received):
+            if received.number <= generation.number:
+                self._received.remove(received)
+        self._claims.clear()
+
+    def _receive(self, generation: Generation) -> None:
         self._highest = max(self._highest, generation.number)
-        if self.me.process in generation:
-            self._reference = generation
-        else:
-            self._outside = generation
-        self._notify()
+        self._job = generation.job
+        is_over = self._reference is not None and generation.number <= self._reference.number
+        if not is_over and generation not in self._received:
+            self._received.append(generation)
+
+    def _is_outside(self, given_up: Collection[str] = ()) -> bool:
+        reference = self._reference
+        if reference is None or not self._claims or self._most_are_here():
+            return False
+        others = [
+            member.process
+            for member in reference.members
+            if member != self.me
+            and (member.process in self._claims or member.process not in self._dead)
+        ]
+        say_so = sum(process in self._claims for process in others)
+        return 2 * say_so > len(others) or all(
+            process in self._claims or process in given_up or self._arrived.has(process)
+            for process in others
+        )
+
+    def _most_are_here(self) -> bool:
+        reference = self._reference
+        if reference is None or self._received:
+            return False
+        present = self._present(reference)
+        newest = max(arrival.highest for arrival in present)
+        return 2 * len(present) > len(reference.members) and newest <= reference.number
+
+    def _is_member(self, process: str) -> bool:
+        """Whether a process is a member of a generation that this one knows."""
+        generations = (self._reference, self._entered, *self._received)
+        return any(generation is not None and process in generation for generation in generations)
+
+    def _found_if_complete(self) -> None:
+        if self._reference is None and self._founders.are_complete():
+            generation = self._founders.found()
+            self._set_reference(generation)
+            self._base = generation
+            self._begin_round(generation)
+
+    def _forget_death(self, process: str) -> None:
+        """A process that comes is not dead."""
+        self._dead.pop(process, None)
+        self._left.discard(process)
+
+    def _end_call_of(self, arrival: Arrival | None) -> None:
+        """Lets a process that has made room for another one call again."""
+        if arrival is not None and arrival.context is not None:
+            self._calls.wake(arrival.context)
 
     def _give_up(self) -> None:
         in_round = self._round.generation if self._round is not None else None
@@ -701,7 +922,7 @@ class Generations:
         self._notify()
 
     def _begin_round(self, generation: Generation) -> None:
-        self._highest = max(self._highest, generation.number)
+        self._receive(generation)
         self._round = AddressRound(generation)
         self._notify()
 
@@ -722,14 +943,15 @@ class Generations:
         return [
             member
             for member in self._reference.members
-            if member.process not in self._arrived
+            if not self._arrived.has(member.process)
             and member.process not in self._dead
             and member != self.me
         ]
 
     def _present(self, reference: Generation) -> list[Arrival]:
         """The members of the reference that have come, in the order of their next ranks."""
-        come = {self.me.process: Arrival(self.me, self._base is not None), **self._arrived}
+        come = {arrival.member.process: arrival for arrival in self._arrived.confirmed}
+        come[self.me.process] = Arrival(self.me, self._base is not None)
         present = [come[m.process] for m in reference.members if m.process in come]
         # A member that was new in a generation that it has not established is still new.
         return sorted(present, key=lambda arrival: not arrival.holds_state)
@@ -739,8 +961,8 @@ class Generations:
         taken = {arrival.member.address for arrival in present}
         newcomers = [
             arrival
-            for process, arrival in self._arrived.items()
-            if process not in reference
+            for arrival in self._arrived.confirmed
+            if arrival.member.process not in reference
             and arrival.member.address not in taken
             and not self._differs(arrival)
         ]
@@ -757,6 +979,10 @@ class Generations:
 
     def _bury(self, process: str, why: str) -> None:
         self._dead[process] = why
+        self._forget(process)
+
+    def _forget(self, process: str) -> None:
+        """A process does not wait here any more."""
         self._arrived.pop(process, None)
         self._founders.forget(process)
         self._notify()
@@ -768,19 +994,30 @@ class Generations:
             return {"status": "complete", "generation": self._reference.to_text()}
         return {"status": "newcomer"}
 
-    def _reason_not_to_found(self, request: messages.ElasticFound) -> str | None:
-        return (
-            _problem_with_caller(request)
-            or self._difference(request)
-            or self._founders.reason_to_refuse(request.start)
-        )
+    def _knows_job(
+        self, request: messages.ElasticProbe | messages.ElasticFound | messages.ElasticForm
+    ) -> bool:
+        """Whether a caller has the job's secret or, where there is none, its list of addresses."""
+        return self._callers_are_signed or request.fingerprint == self._fingerprint
 
-    def _difference(
-        self,
-        caller: messages.ElasticFound | messages.ElasticForm | messages.ElasticAddress,
-    ) -> str | None:
-        """Why a process with another description is refused, or None."""
-        received = messages.decode_object(caller.description.encode())
+    def _refused(self, reason: str, without_values: str, tells: bool) -> dict[str, Any]:
+        """Returns a refusal; a stranger reads no values of the job in it."""
+        if tells:
+            return {"status": "refused", "reason": reason}
+        told = (
+            f"{without_values}. This task's log has the values: they are told to callers that have "
+            "the same training addresses, or a shared secret"
+        )
+        return {"status": "refused", "reason": told, "details": reason}
+
+    def _difference(self, description: str, tells: bool) -> dict[str, Any] | None:
+        """Why a process with another description is refused, or None.
+
+        Args:
+          description: the other one's.
+          tells: it may know what this process has.
+        """
+        received = messages.decode_object(description.encode())
         for field, ours in self._description.items():
             # Both may have further fields, which the other one will describe later.
             if field not in received and field not in self._required:
@@ -788,7 +1025,11 @@ class Generations:
             theirs = received.get(field)
             if ours != theirs:
                 what, expected, got = map(validation.show, (field, ours, theirs))
-                return f"{what} differs: expected {expected} as on {self.me}, received {got}"
+                return self._refused(
+                    f"{what} differs: expected {expected} as on {self.me}, received {got}",
+                    f"{what} differs: received {got}",
+                    tells,
+                )
         return None
 
     def _notify(self) -> None:

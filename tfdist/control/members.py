@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
+import functools
 import json
-import zlib
 from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.elastic import MAX_WORKERS
-from tfdist.control import messages
+from tfdist.control import messages, signing
 from tfdist.control.messages import MessageError
-
-# Bytes of a generation's text; a packed text of more is refused before it is unpacked.
-_MAX_TEXT = 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +56,8 @@ class Generation:
       number: 1, 2, ...
       members: in the order of their ranks.
       newcomers: the processes among them that did not hold the job's state when it was formed.
-      job: identifies the job, from its founding to its end.
-      salt: random, for the key of the data connections.
+      job: random; identifies the job, from its founding to its end. Its processes alone know it.
+      salt: random, for the key of the data connections. The members alone know it.
     """
 
     number: int
@@ -76,6 +72,11 @@ class Generation:
     def rank(self, process: str) -> int:
         """Returns the rank of a member."""
         return [member.process for member in self.members].index(process)
+
+    @functools.cached_property
+    def mark(self) -> str:
+        """Identifies the generation among those that know it, and tells others nothing of it."""
+        return signing.proof(self.salt, "generation", body=self.to_text().encode())
 
     def to_text(self) -> str:
         """Returns the text from which `from_text` makes an equal generation."""
@@ -110,30 +111,6 @@ class Generation:
         ):
             raise MessageError(f"expected a generation, received {validation.show(text)}")
         return cls(number, tuple(map(Member.from_fields, members)), frozenset(newcomers), job, salt)
-
-    def to_packed(self) -> str:
-        """Returns a text from which `from_packed` makes an equal generation.
-
-        It is a third as long as that of `to_text`, because a request has 64 KiB at most.
-        """
-        return base64.b64encode(zlib.compress(self.to_text().encode())).decode()
-
-    @classmethod
-    def from_packed(cls, text: str) -> Generation:
-        """Returns the generation in a request.
-
-        Raises:
-          MessageError: the text describes none.
-        """
-        unpacking = zlib.decompressobj()
-        try:
-            content = unpacking.decompress(base64.b64decode(text, validate=True), _MAX_TEXT)
-            unpacked = content.decode()
-        except (ValueError, zlib.error):
-            unpacked = ""
-        if not unpacking.eof:
-            raise MessageError(f"expected a packed generation, received {validation.show(text)}")
-        return cls.from_text(unpacked)
 
 
 def problem_with_member(process: Any, name: Any, address: Any) -> str | None:

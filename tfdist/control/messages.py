@@ -287,10 +287,16 @@ class TaskStatus:
 
 @dataclasses.dataclass(frozen=True)
 class ElasticProbe:
-    """`process`, of an elastic job, asks whether and in which generation the callee lives."""
+    """A process asks whether the callee lives, and if it is of the same job, in which generation.
+
+    Here and in the other requests `fingerprint` is of the training addresses that the caller knows;
+    for `nonce` and `proof` see `proofs`.
+    """
 
     protocol: int
-    process: str
+    fingerprint: str
+    nonce: str
+    proof: str
     wait: float
 
 
@@ -303,6 +309,7 @@ class ElasticFound:
     """
 
     protocol: int
+    fingerprint: str
     process: str
     name: str
     address: str
@@ -315,43 +322,48 @@ class ElasticFound:
 class ElasticForm:
     """A process wants to be a member of the next generation.
 
-    `to` is the process that it means to call, or empty. `reference` is the packed text of the
-    latest generation that the caller knows to be established, empty for a newcomer. `holds_state`
-    says that the caller has established a generation itself. `highest` is the largest generation
-    number that it has seen, and `dead` a JSON list of the processes that it knows to be dead.
+    A newcomer has no `proof`. Only of a caller with one are believed: `number` and `mark` of the
+    latest generation that it knows to be established (`Generation.mark`), that it has established
+    a generation itself (`holds_state`), the largest generation number that it has seen (`highest`),
+    and the processes that it knows to be dead (`dead`, a JSON list).
     """
 
     protocol: int
-    to: str
+    fingerprint: str
     process: str
     name: str
     address: str
     description: str
-    reference: str
+    number: int
+    mark: str
     holds_state: bool
     highest: int
     dead: str
+    nonce: str
+    proof: str
     wait: float
 
 
 @dataclasses.dataclass(frozen=True)
 class ElasticAddress:
-    """A member of the generation with this `salt` says where it listens for data connections."""
+    """A member of the generation with this `mark` says where it listens for data connections."""
 
     protocol: int
     process: str
-    salt: str
+    mark: str
     description: str
     data_address: str
+    nonce: str
+    proof: str
     wait: float
 
 
 @dataclasses.dataclass(frozen=True)
 class ElasticLeave:
-    """A process leaves its job: it counts as dead from now on."""
+    """The process whose `key` this is leaves its job: it counts as dead from now on."""
 
     protocol: int
-    process: str
+    key: str
     wait: float
 
 

@@ -14,16 +14,65 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tfdist.control import interfaces, messages
-from tfdist.control.client import ANSWER_MARGIN, Caller, ControlClient, UnreachableError
-from tfdist.control.members import Generation, Member
-from tfdist.control.messages import MessageError
+from tfdist.control import interfaces, messages, proofs
+from tfdist.control.client import (
+    ANSWER_MARGIN,
+    Caller,
+    ControlClient,
+    RefusedError,
+    UnreachableError,
+)
+from tfdist.control.members import Member
 from tfdist.errors import TfdistError
 
 _CONNECT_TIMEOUT = 0.5  # s
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """An answer to a probe.
+
+    Attributes:
+      is_member: it is a member of a founded job.
+      news: what it has published; None if it does not tell this process.
+      number: of the latest generation that it knows to be established; 0 if there is none, or if it
+        is none of this process's job.
+      mark: of that generation; see `Generation.mark`.
+      ended: the last generation that it has given up.
+    """
+
+    is_member: bool
+    news: str | None
+    number: int
+    mark: str
+    ended: int
+    _fields: Mapping[str, Any]
+    _nonce: str
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], nonce: str) -> Answer | None:
+        """Returns a process's answer to the probe with `nonce`; None if it makes no sense."""
+        member, news = fields.get("member"), fields.get("news")
+        number, mark, ended = (
+            fields.get(field, other) for field, other in (("number", 0), ("mark", ""), ("ended", 0))
+        )
+        if (
+            fields.get("status") == "here"
+            and isinstance(member, bool)
+            and (news is None or isinstance(news, str))
+            and isinstance(number, int)
+            and isinstance(mark, str)
+            and isinstance(ended, int)
+        ):
+            return cls(member, news, number, mark, ended, fields, nonce)
+        return None
+
+    def is_from(self, process: str) -> bool:
+        """Whether the process with an id has given it."""
+        return proofs.is_from(self._fields, self._nonce, process)
 
 
 @dataclasses.dataclass
@@ -34,7 +83,7 @@ class _Silence:
     unanswered: float | None = None  # the time of the first question since the last answer
     failed: float = 0.0  # the time at which a question was last found to have no answer
     answered: float = 0.0
-    answer: dict[str, Any] | None = None
+    answer: Answer | None = None
     problem: Exception | None = None
     under_way: bool = False
 
@@ -44,16 +93,13 @@ class Probes:
 
     Args:
       caller: this process's task, in messages.
-      process: this process's id.
       secret: the shared secret or None.
       answer_timeout: seconds in which a process has to answer a probe, at least 1.
     """
 
-    def __init__(
-        self, caller: Caller, process: str, secret: bytes | None, answer_timeout: float
-    ) -> None:
+    def __init__(self, caller: Caller, secret: bytes | None, answer_timeout: float) -> None:
         self._caller = caller
-        self._process = process
+        self._fingerprint = messages.fingerprint(caller.training_addresses)
         self._secret = secret
         self._probe_wait = max(0.0, answer_timeout - ANSWER_MARGIN)
         self._lock = threading.Lock()
@@ -86,29 +132,76 @@ class Probes:
         self.heard_from(address)
         return answer
 
-    def probe(self, address: str, name: str) -> dict[str, Any] | None:
-        """Asks the process at an address whether it lives; None if there is no valid answer."""
-        request = messages.ElasticProbe(messages.PROTOCOL, self._process, self._probe_wait)
+    def call_member(
+        self,
+        member: Member,
+        method: str,
+        request: messages.ElasticForm | messages.ElasticAddress,
+    ) -> dict[str, Any]:
+        """Calls a member, and proves to it that this process is of its job.
+
+        Returns:
+          The answer; {"status": "other"} if another process than the member has given it.
+
+        Raises:
+          As `ControlClient.call`.
+        """
+        request = proofs.prove(request, member.process)
+        other = {"status": "other"}
         try:
-            answer = self.call(address, name, messages.ELASTIC_PROBE, request)
+            answer = self.call(member.address, str(member), method, request)
+        except RefusedError as error:
+            if proofs.is_from(error.answer, request.nonce, member.process):
+                raise
+            return other
+        return answer if proofs.is_from(answer, request.nonce, member.process) else other
+
+    def probe(self, address: str, name: str, key: str) -> Answer | None:
+        """Asks the process at an address whether it lives; None if there is no valid answer.
+
+        Args:
+          address: its control address.
+          name: its name in errors.
+          key: its id or, if that is unknown, the job's; empty if both are.
+        """
+        request = messages.ElasticProbe(
+            messages.PROTOCOL, self._fingerprint, nonce="", proof="", wait=self._probe_wait
+        )
+        request = proofs.prove(request, key)
+        try:
+            fields = self.call(address, name, messages.ELASTIC_PROBE, request)
         except (UnreachableError, TfdistError):
             return None
-        try:
-            known = answer["status"] == "here" and isinstance(answer["ended"], int)
-            if known and answer["reference"]:
-                Generation.from_text(answer["reference"])
-            if known and answer["leader"] is not None:
-                Member.from_fields(answer["leader"])
-        except (KeyError, AttributeError, MessageError):
-            known = False
-        if not known:
-            return None
-        with self._lock:
-            silence = self._silence(address)
-            silence.answer, silence.answered = answer, time.monotonic()
+        answer = Answer.of(fields, request.nonce)
+        if answer is not None:
+            with self._lock:
+                silence = self._silence(address)
+                silence.answer, silence.answered = answer, time.monotonic()
         return answer
 
-    def ask(self, addresses: Iterable[str], every: float, names: dict[str, str]) -> None:
+    def probe_stranger(self, address: str) -> Answer | None:
+        """Asks at an address that an unknown caller has named, and tells nothing there."""
+        request = proofs.prove(
+            messages.ElasticProbe(messages.PROTOCOL, "", "", "", self._probe_wait), ""
+        )
+        client = ControlClient(self._caller, self._secret, address, f"a newcomer at {address}")
+        with contextlib.closing(client):
+            try:
+                fields = client.call(
+                    messages.ELASTIC_PROBE, request, self._probe_wait, patient=False
+                )
+            except (UnreachableError, TfdistError):
+                return None
+        return Answer.of(fields, request.nonce)
+
+    def ask(
+        self,
+        addresses: Iterable[str],
+        every: float,
+        names: Mapping[str, str],
+        keys: Mapping[str, str],
+        job: str,
+    ) -> None:
         """Begins to probe addresses in threads of their own; does not wait.
 
         Args:
@@ -116,6 +209,8 @@ class Probes:
           every: seconds between two probes of one address. The next one begins after the end of
             the last one.
           names: their names in errors, by address.
+          keys: their ids, by address, as far as they are known.
+          job: the job's id; empty if it is unknown.
         """
         for address in addresses:
             now = time.monotonic()
@@ -125,9 +220,12 @@ class Probes:
                     continue
                 silence.under_way = True
             self._asked(address, now)
-            name = names.get(address, address)
+            name, key = names.get(address, address), keys.get(address, job)
             threading.Thread(
-                target=self._probe_once, args=(address, name), name="tfdist-probe", daemon=True
+                target=self._probe_once,
+                args=(address, name, key),
+                name="tfdist-probe",
+                daemon=True,
             ).start()
 
     def under_way(self, addresses: Iterable[str]) -> bool:
@@ -135,7 +233,7 @@ class Probes:
         with self._lock:
             return any(self._silence(address).under_way for address in addresses)
 
-    def answer(self, address: str, since: float) -> dict[str, Any] | None:
+    def answer(self, address: str, since: float) -> Answer | None:
         """Returns the latest answer to a probe of an address.
 
         Args:
@@ -199,9 +297,9 @@ class Probes:
         for client in clients:
             client.close()
 
-    def _probe_once(self, address: str, name: str) -> None:
+    def _probe_once(self, address: str, name: str, key: str) -> None:
         try:
-            self.probe(address, name)
+            self.probe(address, name, key)
         finally:
             with self._lock:
                 self._silence(address).under_way = False

@@ -54,6 +54,17 @@ def data_key(secret: bytes | None, *context: str) -> bytes:
     return _mac(secret or b"", "data key", *context, body=b"").digest()
 
 
+def proof(key: str, *context: str, body: bytes) -> str:
+    """Returns a keyed hash that shows knowledge of `key`, and from which it cannot be derived.
+
+    Args:
+      key: a random text that both sides know.
+      context: texts that distinguish this proof from others with the same key.
+      body: is proven to be the key's owner's.
+    """
+    return _mac(key.encode(), "proof", *context, body=body).hexdigest()
+
+
 def metrics_token(secret: bytes) -> str:
     """Returns the token with which the tasks of a job let a program read their metrics.
 
@@ -112,7 +123,7 @@ class Challenges:
     def made(self, challenge: str) -> bool:
         """Whether a challenge is this server's, perhaps expired or used."""
         text, _, mark = challenge.rpartition(".")
-        return _same(mark, self._mark(text))
+        return same(mark, self._mark(text))
 
     def _mark(self, text: str) -> str:
         return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
@@ -174,7 +185,7 @@ class Signer:
             isinstance(challenge, str) and isinstance(nonce, str) and isinstance(signature, str)
         ):
             return "this task has a shared secret, the caller sent no proof of one"
-        if not _NONCE_FORM.fullmatch(nonce) or not _same(
+        if not _NONCE_FORM.fullmatch(nonce) or not same(
             signature, self._sign("request", method, challenge, nonce, body)
         ):
             return "the two tasks have different shared secrets"
@@ -206,7 +217,7 @@ class Signer:
             return "the caller has a shared secret, the answer carries no proof of one"
         request = dict(request_metadata)
         challenge, nonce = request[_CHALLENGE], request[_NONCE]
-        if not _same(signature, self._sign("answer", method, challenge, nonce, body, following)):
+        if not same(signature, self._sign("answer", method, challenge, nonce, body, following)):
             return "the two tasks have different shared secrets"
         self._kept.append((time.monotonic(), following))
         return None
@@ -231,6 +242,7 @@ def _mac(key: bytes, *parts: str, body: bytes) -> hmac.HMAC:
     return hmac.new(key, text + body, hashlib.sha256)
 
 
-def _same(received: str, expected: str) -> bool:
+def same(received: str, expected: str) -> bool:
+    """Whether two texts are equal, in a time that does not tell where they differ."""
     # Bytes, because compare_digest refuses text that is not ASCII.
     return hmac.compare_digest(received.encode(), expected.encode())

@@ -13,7 +13,7 @@ from tfdist.control.client import RefusedError, SilentError, UnreachableError
 from tfdist.control.generations import Decision
 from tfdist.control.members import Generation, Member
 from tfdist.elastic.joining import Joining
-from tfdist.elastic.peers import Outside, Peers, generation_of, listed, member_of
+from tfdist.elastic.peers import Outside, Peers, listed, member_of
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 
 _log = logging.getLogger("tfdist.elastic")
@@ -120,7 +120,7 @@ class Agreement:
             self._peers.ask([member.address for member in missing], every=timing.probe)
             for member in missing:
                 answer = self._peers.answer_of(member, began)
-                if answer is not None and answer.get("member") and self._is_before_me(member):
+                if answer is not None and answer.is_member and self._is_before_me(member):
                     self._passed.pop(member.process, None)
                     state.follow(None)
                     return None
@@ -136,9 +136,15 @@ class Agreement:
             if survey:
                 asked_all |= not probes.under_way(survey) or now > surveyed + timing.answer
                 self._look_for_the_job(survey, began)
-            self._peers.check_outside()
+            self._peers.check_outside(given_up)
             decision = state.decide(given_up, asked_all=asked_all, admits=admits)
             if decision.generation is not None:
+                for claim in state.claims:
+                    _log.warning(
+                        "%s: %s: more than half of the members are here, so that it has not",
+                        self._peers.me.name,
+                        claim,
+                    )
                 if decision.gone:
                     _log.warning(
                         "%s: goes on without %s, silent for %g s",
@@ -205,14 +211,12 @@ class Agreement:
                 return self._peers.received(answer)
             if status == "redirect":
                 return member_of(answer["leader"])
-            if status == "out":
-                raise Outside
             if status == "waiting":
                 missing = ", ".join(map(str, answer["missing"])) or "more workers"
                 waits_for = f"{leader}, which waits for {missing}"
                 continue
-            if status == "elsewhere":
-                self._peers.hear(answer["reference"])
+            if status == "out":
+                self._peers.state.hear(leader.process, answer["number"], answer["mark"])
                 self._peers.check_outside()
             elif status == "other":
                 self._peers.found_another_at(leader)
@@ -221,12 +225,10 @@ class Agreement:
 
     def _call_leader(self, leader: Member, wait: float) -> dict[str, Any] | None:
         """Returns a leader's answer; None if it gives none, and is then passed over for a time."""
-        request = self._peers.form_request(leader.process, max(0.0, wait))
+        request = self._peers.form_request(max(0.0, wait))
         for attempt in range(2):
             try:
-                return self._peers.probes.call(
-                    leader.address, str(leader), messages.ELASTIC_FORM, request
-                )
+                return self._peers.probes.call_member(leader, messages.ELASTIC_FORM, request)
             except RefusedError:
                 if not self._peers.has_ended(leader):
                     raise
@@ -252,14 +254,19 @@ class Agreement:
 
     def _look_for_the_job(self, addresses: Iterable[str], since: float) -> None:
         """Raises Outside if the job, or another one, lives without this process."""
-        reference = self._peers.reference()
+        state = self._peers.state
+        members = {member.address: member for member in self._peers.reference().members}
         for address in addresses:
             answer = self._peers.probes.answer(address, since)
-            if answer is None or not answer.get("member"):
+            if answer is None or not answer.is_member or state.most_are_here:
                 continue
-            found = generation_of(answer["reference"])
-            later = found.job != reference.job or found.number > reference.number
-            if later and self._peers.me.process not in found:
+            member = members.get(address)
+            if member is not None and answer.is_from(member.process):
+                state.hear(member.process, answer.number, answer.mark)
+                continue
+            # A member may answer at a second name of its address, too: of the same generation.
+            state.hear("", answer.number, answer.mark)
+            if not 0 < answer.number <= self._peers.reference().number:
                 raise Outside
 
     def _is_before_me(self, member: Member) -> bool:
@@ -272,6 +279,8 @@ class Agreement:
 
     def _why_not_formed(self, decision: Decision) -> str:
         reference = self._peers.reference()
+        if self._peers.state.claims:
+            return "; ".join(self._peers.state.claims)
         if decision.missing:
             return f"the next generation waits for {listed(decision.missing)}"
         if decision.lacks == "workers":

@@ -106,15 +106,15 @@ class Connection:
             request = messages.ElasticAddress(
                 protocol=messages.PROTOCOL,
                 process=self._peers.me.process,
-                salt=generation.salt,
+                mark=generation.mark,
                 description=self._peers.state.description,
                 data_address=own,
+                nonce="",
+                proof="",
                 wait=min(self._peers.poll, deadline - now),
             )
             try:
-                answer = self._peers.probes.call(
-                    leader.address, str(leader), messages.ELASTIC_ADDRESS, request
-                )
+                answer = self._peers.probes.call_member(leader, messages.ELASTIC_ADDRESS, request)
             except (UnreachableError, AuthenticationError, ClusterConfigError) as error:
                 if isinstance(error, RefusedError) and not self._peers.has_ended(leader):
                     raise
@@ -159,7 +159,7 @@ class Connection:
         self._peers.ask([member.address for member in members], every=self._peers.timing.probe)
         for member in members:
             answer = self._peers.answer_of(member, began)
-            if answer is not None and int(answer.get("ended", 0)) >= generation.number:
+            if answer is not None and answer.ended >= generation.number:
                 return f"{member} has given up generation {generation.number}"
             if self._peers.probes.silent_for(member.address) >= self._peers.timing.grace:
                 return f"{member} does not answer"

@@ -10,7 +10,7 @@ from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.members import Generation
-from tfdist.elastic.peers import Peers, generation_of
+from tfdist.elastic.peers import Peers
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 
 _log = logging.getLogger("tfdist.elastic")
@@ -77,6 +77,9 @@ class Founding:
                 _log.warning("%s: the founding waits for %s", self._peers.me.name, waiting_for)
                 next_log = now + self._peers.timing.log
             self._peers.ask(others, every=self._peers.timing.probe)
+        if self._formed is None and self._leads_the_job(began):
+            # Perhaps this process is one of the founders, and the answer that says so was lost.
+            self.take_part(0.0)
         return self.take()
 
     def take(self) -> Generation | None:
@@ -109,6 +112,7 @@ class Founding:
             return "", f"{self._peers.described(silent)} (no answer)" if silent else ""
         request = messages.ElasticFound(
             protocol=messages.PROTOCOL,
+            fingerprint=self._peers.fingerprint,
             process=self._peers.me.process,
             name=self._peers.me.name,
             address=self._peers.me.address,
@@ -128,25 +132,28 @@ class Founding:
                 self._peers.pause(min(self._peers.timing.retry, max(0.0, wait)))
                 return "", f"{name} ({error})"
         if answer.get("status") == "complete":
-            self._adopt(generation_of(answer.get("generation")))
-        missing = answer.get("missing")
-        return str(answer.get("status")), self._peers.described(missing if missing else [leader])
+            self._adopt(self._peers.received(answer))
+        missing = [
+            self._founders[rank]
+            for rank in answer.get("missing", ())
+            if isinstance(rank, int) and 0 <= rank < len(self._founders)
+        ]
+        return str(answer.get("status")), self._peers.described(missing or [leader])
 
     def _meets_the_job(self, addresses: Sequence[str], since: float) -> bool:
-        """Whether the job runs, or was founded; adopts the founding if this process is in it."""
-        for address in addresses:
-            answer = self._peers.probes.answer(address, since)
-            if answer is None or not answer.get("member"):
-                continue
-            generation = generation_of(answer["reference"])
-            if self._peers.me.process in generation and generation.number == 1:
-                self._adopt(generation)
-            return True
-        return self._formed is not None
+        """Whether the job runs, or was founded."""
+        answers = (self._peers.probes.answer(address, since) for address in addresses)
+        runs = any(answer is not None and answer.is_member for answer in answers)
+        return runs or self._formed is not None
+
+    def _leads_the_job(self, since: float) -> bool:
+        """Whether the job's members are met at the first address, where founders meet."""
+        if self._founders[0] == self._peers.me.address:
+            return self._peers.state.reference is not None
+        answer = self._peers.probes.answer(self._founders[0], since)
+        return answer is not None and answer.is_member
 
     def _adopt(self, generation: Generation) -> None:
         if self._peers.state.reference != generation:
             self._peers.state.adopt(generation)
-        for member in generation.members:
-            self._peers.learn(member)
         self._formed = generation

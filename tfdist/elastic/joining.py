@@ -10,7 +10,7 @@ from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
 from tfdist.control.members import Generation
 from tfdist.elastic.founding import Founding
-from tfdist.elastic.peers import Peers, generation_of, member_of
+from tfdist.elastic.peers import Peers, member_of
 from tfdist.errors import RendezvousTimeoutError
 
 _log = logging.getLogger("tfdist.elastic")
@@ -67,8 +67,9 @@ class Joining:
             if status == "waiting":
                 last_met = time.monotonic()
             elif status == "redirect":
-                leader = member_of(reply["leader"])
-                self._peers.learn(leader)
+                # A newcomer is not told its id.
+                leader = member_of({**reply["leader"], "process": "unknown"})
+                self._peers.names[leader.address] = str(leader)
                 if (leader.address, str(leader)) == target:
                     self._peers.pause(self._peers.timing.retry)
                 target = leader.address, str(leader)
@@ -97,28 +98,20 @@ class Joining:
         return self._founding.take()
 
     def _a_member(self, addresses: list[str], since: float) -> tuple[str, str] | None:
-        """Asks all addresses; returns address and name of the leader, as a living member says."""
+        """Asks all addresses; returns address and name of a living member."""
         self._peers.ask(addresses, every=0.0)
         until = since + self._peers.timing.answer
         while True:
             for address in addresses:
                 answer = self._peers.probes.answer(address, since)
-                if answer is None or not answer.get("member"):
-                    continue
-                for member in generation_of(answer["reference"]).members:
-                    self._peers.learn(member)
-                if answer.get("leader") is not None:
-                    leader = member_of(answer["leader"])
-                    # Members that have not noticed the leader's death still name it.
-                    if not self._peers.has_ended(leader):
-                        return leader.address, str(leader)
-                return address, self._peers.names.get(address, address)
+                if answer is not None and answer.is_member:
+                    return address, self._peers.names.get(address, address)
             if not self._peers.probes.under_way(addresses) or time.monotonic() > until:
                 return None
             self._peers.pause(self._peers.timing.check)
 
     def _call_as_newcomer(self, address: str, name: str) -> dict[str, Any]:
-        request = self._peers.form_request("", self._peers.poll)
+        request = self._peers.form_request(self._peers.poll)
         try:
             return self._peers.probes.call(address, name, messages.ELASTIC_FORM, request)
         except UnreachableError:

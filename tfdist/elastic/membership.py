@@ -12,14 +12,13 @@ import dataclasses
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tfdist._version import __version__
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import MAX_WORKERS, Elastic
 from tfdist.config.settings import Settings
-from tfdist.control import interfaces, messages
+from tfdist.control import interfaces, messages, proofs
 from tfdist.control.client import UnreachableError
 from tfdist.control.generations import Generations
 from tfdist.control.members import Generation, Member
@@ -37,8 +36,9 @@ from tfdist.ops.trace import events
 __all__ = ["Member", "Membership", "Timing", "World"]
 
 _log = logging.getLogger("tfdist.elastic")
-# Each other worker may hold one of a leader's threads, and needs a further one for a short call.
-_MAX_THREADS = MAX_WORKERS + 64
+# Each other worker may hold one of a leader's threads, and needs a further one for a short call;
+# strangers may hold 128, see arrivals.py.
+_MAX_THREADS = MAX_WORKERS + 128 + 64
 # Stands for the address of a process without a cluster, which nobody calls.
 _ALONE = "localhost:1"
 
@@ -108,7 +108,8 @@ class Membership:
             raise ClusterConfigError(
                 f"{cluster.task_name}: expected a chief or worker in an elastic job"
             )
-        self.process = uuid.uuid4().hex
+        self._key = proofs.new_key()
+        self.process = proofs.process_id(self._key)
         self.world: World | None = None
         start = elastic.start(cluster)
         me = Member(self.process, cluster.task_name, cluster.address or _ALONE)
@@ -117,8 +118,16 @@ class Membership:
             for rank, address in enumerate(cluster.training_addresses or (_ALONE,))
         }
         description = {"tfdist version": __version__, **description}
-        self._state = Generations(me, elastic, tuple(names), start, description)
-        probes = Probes(cluster, self.process, settings.secret, timing.answer)
+        self._state = Generations(
+            me,
+            elastic,
+            tuple(names),
+            start,
+            description,
+            ask=lambda member: self._peers.confirm(member),
+            callers_are_signed=settings.secret is not None,
+        )
+        probes = Probes(cluster, settings.secret, timing.answer)
         self._peers = Peers(self._state, probes, names, timing, settings.rendezvous_timeout)
         self._founding = Founding(self._peers, tuple(names), start, self._last_refusal)
         joining = Joining(self._peers, self._founding)
@@ -220,6 +229,8 @@ class Membership:
                 try:
                     if generation is None:
                         generation = self._agreement.run(deadline, admits, rejoins, on_too_few)
+                    for member in generation.members:
+                        self._peers.learn(member)
                     self._connection.run(communicator, generation, deadline)
                     break
                 except Again as failure:
@@ -272,8 +283,15 @@ class Membership:
         while True:
             for address in others:
                 answer = peers.probes.answer(address, began)
-                if answer is not None and answer.get("member"):
-                    return str(answer.get("news", ""))
+                if answer is None or not answer.is_member:
+                    continue
+                if answer.news is None:
+                    raise ClusterConfigError(
+                        f"{peers.me.name}: {peers.described([address])} tells only processes of "
+                        "its job which calls of fit are over: expected the same training "
+                        "addresses in TF_CONFIG, or a shared secret (TFDIST_SECRET)"
+                    )
+                return answer.news
             if not peers.probes.under_way(others):
                 return None
             peers.pause(peers.timing.check)
@@ -334,7 +352,7 @@ class Membership:
     def _tell(self, others: Sequence[Member]) -> None:
         """Tells other members that this process leaves; silent ones are not waited for long."""
         probes = self._peers.probes
-        request = messages.ElasticLeave(messages.PROTOCOL, self.process, wait=0.0)
+        request = messages.ElasticLeave(messages.PROTOCOL, self._key, wait=0.0)
 
         def tell(member: Member) -> None:
             with contextlib.suppress(UnreachableError, TfdistError):

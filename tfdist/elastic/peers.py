@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from tfdist.control import messages
@@ -13,8 +13,11 @@ from tfdist.control.client import ANSWER_MARGIN
 from tfdist.control.generations import Generations
 from tfdist.control.members import Generation, Member
 from tfdist.control.messages import MessageError
-from tfdist.control.probes import Probes
+from tfdist.control.probes import Answer, Probes
 from tfdist.errors import ClusterConfigError, TfdistError
+
+# Addresses that this process was not given, and at which it looks for newcomers at a time.
+_MOST_STRANGE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Peers:
 
     Attributes:
       me: this process.
+      fingerprint: of the addresses that are known from the beginning.
       closed: this process leaves the job.
     """
 
@@ -77,6 +81,12 @@ class Peers:
         self.state = state
         self.probes = probes
         self.names = dict(names)
+        self.fingerprint = messages.fingerprint(names)
+        self._given = frozenset(names)
+        self._processes: dict[str, str] = {}  # the members' ids, by address
+        self._lock = threading.Lock()
+        # By address: whether a process has come since it was asked.
+        self._confirming: dict[str, bool] = {}
         self.timing = timing
         self.timeout = timeout
         self.closed = threading.Event()
@@ -104,42 +114,73 @@ class Peers:
             return True
         return False
 
-    def answer_of(self, member: Member, since: float) -> dict[str, Any] | None:
+    def answer_of(self, member: Member, since: float) -> Answer | None:
         """Returns a member's own answer to a probe; another process's is a proof of its death."""
         answer = self.probes.answer(member.address, since)
         if answer is None:
             return None
-        if answer.get("process") != member.process:
+        if not answer.is_from(member.process):
             self.found_another_at(member)
             return None
-        self.hear(answer["reference"])
+        self.state.hear(member.process, answer.number, answer.mark)
         return answer
 
     def found_another_at(self, member: Member) -> None:
-        """Records that another process of the job answers at a member's address.
+        """Records that another process answers at a member's address.
 
-        Its task was started again, which the scheduler does after its end alone.
+        Its task was started again, which the scheduler does after its end alone; or another program
+        has taken its port.
         """
         self.state.declare_dead(member.process, "another process has its address")
 
-    def hear(self, text: Any) -> None:
-        """Learns of the established generation in an answer, if there is one."""
-        if text:
-            self.state.hear(generation_of(text))
+    def confirm(self, member: Member) -> None:
+        """Begins to ask at a process's address whether it is there; does not wait.
 
-    def form_request(self, to: str, wait: float) -> messages.ElasticForm:
+        Anybody can name an address, again and again: each is asked now and then, and few are that
+        were not given to this process. A process whose address is left out calls again.
+        """
+        address = member.address
+        with self._lock:
+            if address in self._confirming:
+                self._confirming[address] = True
+                return
+            others = len(self._confirming.keys() - self._given)
+            if address not in self._given and others >= _MOST_STRANGE:
+                return
+            self._confirming[address] = True
+        threading.Thread(
+            target=self._confirm, args=(address,), name="tfdist-confirm", daemon=True
+        ).start()
+
+    def _confirm(self, address: str) -> None:
+        while True:
+            with self._lock:
+                if not self._confirming[address] or self.closed.is_set():
+                    del self._confirming[address]
+                    return
+                # A process that comes after the answer is asked after the pause.
+                self._confirming[address] = False
+            answer = self.probes.probe_stranger(address)
+            if answer is not None:
+                self.state.confirm(address, answer.is_from)
+            self.closed.wait(self.timing.retry)
+
+    def form_request(self, wait: float) -> messages.ElasticForm:
         reference = self.state.reference
         return messages.ElasticForm(
             protocol=messages.PROTOCOL,
-            to=to,
+            fingerprint=self.fingerprint,
             process=self.me.process,
             name=self.me.name,
             address=self.me.address,
             description=self.state.description,
-            reference=reference.to_packed() if reference is not None else "",
+            number=reference.number if reference is not None else 0,
+            mark=reference.mark if reference is not None else "",
             holds_state=self.state.base is not None,
             highest=self.state.highest,
             dead=json.dumps(self._dead_members(reference)),
+            nonce="",
+            proof="",
             wait=wait,
         )
 
@@ -150,6 +191,11 @@ class Peers:
 
     def received(self, answer: Mapping[str, Any]) -> Generation:
         generation = generation_of(answer.get("generation"))
+        if self.me.process not in generation:
+            raise ClusterConfigError(
+                f"{self.me.name}: in another member's answer: expected a generation with this "
+                f"process, received {listed(generation.members)}"
+            )
         self.state.receive(generation)
         for member in generation.members:
             self.learn(member)
@@ -162,10 +208,11 @@ class Peers:
         return [a for a in dict.fromkeys((*self.names, *known)) if a != self.me.address]
 
     def ask(self, addresses: Iterable[str], every: float) -> None:
-        self.probes.ask(addresses, every, self.names)
+        self.probes.ask(addresses, every, self.names, self._processes, self.state.job)
 
     def learn(self, member: Member) -> None:
         self.names[member.address] = str(member)
+        self._processes[member.address] = member.process
 
     def described(self, addresses: Iterable[str]) -> str:
         return ", ".join(self.names.get(address, address) for address in addresses)
@@ -174,8 +221,9 @@ class Peers:
         if self.closed.is_set():
             raise TfdistError(f"{self.me.name}: has left the job")
 
-    def check_outside(self) -> None:
-        if self.state.outside is not None:
+    def check_outside(self, given_up: Collection[str] = ()) -> None:
+        """Raises Outside if the job is known to go on without this process."""
+        if self.state.is_outside(given_up):
             raise Outside
 
     def pause(self, seconds: float) -> None:

@@ -307,7 +307,7 @@ def test_malformed_messages_are_refused(body, detail):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"protocol": 999}, "the caller speaks control protocol 999, this task 9"),
+        ({"protocol": 999}, f"control protocol 999, this task {messages.PROTOCOL}"),
         ({"world_size": 7}, "the caller counts 7 training tasks, this task counts 2"),
         ({"fingerprint": "x"}, "the caller has another cluster than this task"),
         ({"rank": 2}, r"the caller says rank 2, expected a rank in \[0, 2\)"),
@@ -315,6 +315,9 @@ def test_malformed_messages_are_refused(body, detail):
         ({"rank": 10**400}, "the caller says rank 1000"),
         ({"data_address": "nowhere"}, "'nowhere': it has no port"),
         ({"data_address": "x" * 50_000}, r"'xxx.*\.\.\.: it has no port"),
+        ({"data_address": "x" * 50_000 + ":1"}, r"'xxx.*\.\.\.: it has more than 300 characters"),
+        ({"process": "p" * 50_000}, "expected the ids .* to have at most 64 characters"),
+        ({"attempt": "a" * 65}, "expected the ids .* to have at most 64 characters"),
     ],
 )
 def test_well_formed_nonsense_is_refused(changes, reason):

@@ -15,13 +15,20 @@ ADDRESSES = tuple(f"host{index}:1000" for index in range(5))
 MEMBERS = [Member(f"process {9 - i}", f"worker {i}", a) for i, a in enumerate(ADDRESSES)]
 
 
-def founders(start, *come):
+def founders(start, *indices):
     """The founders of a job at worker 0, to which some have come in this order."""
     found = Founders(MEMBERS[0], ADDRESSES, start)
-    for index in come:
+    for index in indices:
         assert not found.are_complete()
-        found.add(MEMBERS[index])
+        come(found, MEMBERS[index])
     return found
+
+
+def come(found, member):
+    """A founder comes and answers at its address."""
+    arrival, _ = found.add(member)
+    found.confirm(member.process)
+    return arrival
 
 
 def test_ranks_follow_the_addresses():
@@ -35,13 +42,13 @@ def test_the_first_to_come_found_the_job_with_the_leader():
     assert found.are_complete()
     assert found.found().members == (MEMBERS[0], MEMBERS[2], MEMBERS[4])
     # What is left would found another job.
-    assert found.missing() == list(ADDRESSES)
+    assert found.missing() == [0, 1, 2, 3, 4]
 
 
 def test_a_founder_of_an_unknown_address_has_the_last_rank():
     found = founders(2, 0)
     stranger = Member("stranger", "worker 1", "elsewhere:1000")
-    found.add(stranger)
+    come(found, stranger)
     assert found.found().members == (MEMBERS[0], stranger)
 
 
@@ -52,42 +59,44 @@ def test_no_process_founds_a_job_without_the_leader():
 def test_a_founder_that_was_restarted_counts_once():
     found = founders(3, 1)
     again = Member("again", "worker 1", ADDRESSES[1])
-    found.add(again)
-    found.add(MEMBERS[0])
-    assert found.missing() == list(ADDRESSES[2:]) and not found.are_complete()
-    found.add(MEMBERS[2])
+    come(found, again)
+    come(found, MEMBERS[0])
+    assert found.missing() == [2, 3, 4] and not found.are_complete()
+    come(found, MEMBERS[2])
     assert found.found().members == (MEMBERS[0], again, MEMBERS[2])
 
 
 def test_founders_that_are_gone_do_not_count(monkeypatch):
     found = founders(3)
-    dead, broken, silent = (found.add(member) for member in MEMBERS[1:4])
+    dead, broken, silent = (come(found, member) for member in MEMBERS[1:4])
     found.forget(dead.member.process)
     found.remove(broken)
     monkeypatch.setattr(arrivals, "_LEASE", -1.0)
     silent.await_next_call()
-    found.add(MEMBERS[0])
-    assert found.missing() == list(ADDRESSES[1:])
+    come(found, MEMBERS[0])
+    assert found.missing() == [1, 2, 3, 4]
 
 
 def test_a_founder_that_has_come_again_is_not_removed():
     found = founders(3)
-    former = found.add(MEMBERS[1])
-    found.add(MEMBERS[1])
+    former = come(found, MEMBERS[1])
+    come(found, MEMBERS[1])
     found.remove(former)
-    assert ADDRESSES[1] not in found.missing()
+    assert 1 not in found.missing()
 
 
 def test_only_the_first_address_is_a_meeting_place():
     elsewhere = Founders(MEMBERS[1], ADDRESSES, 2)
     assert elsewhere.reason_to_refuse(2) == (
         "this is worker 1 at host1:1000, but founders meet at the first training address, "
-        "host0:1000"
+        "host0:1000",
+        "founders meet at the first training address, which is another task's",
     )
 
 
 def test_all_expect_the_same_number():
     assert founders(2).reason_to_refuse(2) is None
     assert founders(2).reason_to_refuse(3) == (
-        "the caller expects a job of 3 founders, this task one of 2"
+        "the caller expects a job of 3 founders, this task one of 2",
+        "the caller expects a job of 3 founders, this task another number",
     )

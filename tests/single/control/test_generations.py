@@ -9,7 +9,7 @@ import pytest
 from control_tasks import Background
 
 from tfdist.config.elastic import Elastic
-from tfdist.control import arrivals, messages
+from tfdist.control import arrivals, messages, proofs
 from tfdist.control.generations import Generations
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.members import Generation, Member
@@ -27,69 +27,113 @@ def patience(monkeypatch):
 ADDRESSES = tuple(f"host{index}:1000" for index in range(8))
 
 
-def machine(index, start, elastic=None, **description):
-    """The state of the process with the address of an index; its id has another order."""
-    member = Member(f"process {9 - index}", f"worker {index}", ADDRESSES[index])
-    return Generations(member, elastic or Elastic(), ADDRESSES, start, description)
+def key_of(index):
+    """The key of the process with the address of an index."""
+    return f"key {index}"
 
 
-def found(caller, leader, start, wait=0.0):
-    """Calls `found` of the leader as a founder of a job of `start`."""
-    me = caller.me
-    request = messages.ElasticFound(
-        messages.PROTOCOL,
-        me.process,
-        me.name,
-        me.address,
-        caller.description,
+def machine(index, start, elastic=None, *, key=None, signed=False, answers=True, **description):
+    """The state of the process with the address of an index; its id has another order.
+
+    With `answers` the processes that come answer at once when they are asked at their addresses.
+    """
+    member = Member(proofs.process_id(key or key_of(index)), f"worker {index}", ADDRESSES[index])
+
+    def ask(other):
+        if answers:
+            state.confirm(other.address, lambda process: process == other.process)
+
+    state = Generations(
+        member,
+        elastic or Elastic(),
+        ADDRESSES,
         start,
-        wait,
+        description,
+        ask=ask,
+        callers_are_signed=signed,
     )
-    return leader.found(request, ClientContext())
+    return state
 
 
-def form(caller, leader, wait=0.0, context=None, **changes):
-    """Calls `form` of the leader as the caller would."""
+def found(caller, leader, start, wait=0.0, **changes):
+    """Calls `found` of the leader as a founder of a job of `start`."""
+    fields = {
+        "protocol": messages.PROTOCOL,
+        "fingerprint": messages.fingerprint(ADDRESSES),
+        "process": caller.me.process,
+        "name": caller.me.name,
+        "address": caller.me.address,
+        "description": caller.description,
+        "start": start,
+        "wait": wait,
+    }
+    return leader.found(messages.ElasticFound(**{**fields, **changes}), ClientContext())
+
+
+def form(caller, leader, wait=0.0, context=None, to=None, **changes):
+    """Calls `form` of the leader as the caller would; it means the leader, or the process `to`."""
     me, reference = caller.me, caller.reference
     fields = {
         "protocol": messages.PROTOCOL,
-        "to": leader.me.process,
+        "fingerprint": messages.fingerprint(ADDRESSES),
         "process": me.process,
         "name": me.name,
         "address": me.address,
         "description": caller.description,
-        "reference": reference.to_packed() if reference is not None else "",
+        "number": reference.number if reference is not None else 0,
+        "mark": reference.mark if reference is not None else "",
         "holds_state": caller.base is not None,
         "highest": caller.highest,
         "dead": json.dumps(sorted(caller.dead)),
+        "nonce": "",
+        "proof": "",
         "wait": wait,
     }
-    request = messages.ElasticForm(**{**fields, **changes})
-    return leader.form(request, context or ClientContext())
+    to = to or ("" if reference is None else leader.me.process)
+    request = proofs.prove(messages.ElasticForm(**{**fields, **changes}), to)
+    answer = leader.form(request, context or ClientContext())
+    assert proofs.is_from(answer, request.nonce, leader.me.process)
+    return without_proof(answer)
 
 
-def address(caller, leader, generation, wait=0.0):
+def address(caller, leader, generation, wait=0.0, to=None):
     """Calls `address` of the leader."""
     request = messages.ElasticAddress(
         messages.PROTOCOL,
         caller.me.process,
-        generation.salt,
+        generation.mark,
         caller.description,
         data_address(caller),
+        "",
+        "",
         wait,
     )
-    return leader.address(request, ClientContext())
+    request = proofs.prove(request, leader.me.process if to is None else to)
+    return without_proof(leader.address(request, ClientContext()))
+
+
+def without_proof(answer):
+    """An answer's content."""
+    return {field: value for field, value in answer.items() if field != "proof"}
 
 
 def leave(caller, other):
     """Tells another member that the caller leaves."""
-    request = messages.ElasticLeave(messages.PROTOCOL, caller.me.process, 0.0)
-    assert other.leave(request, ClientContext()) == {"status": "noted"}
+    assert say_goodbye(key_of(ADDRESSES.index(caller.me.address)), other) == {"status": "noted"}
 
 
-def probe(callee):
-    """Probes a process."""
-    return callee.probe(messages.ElasticProbe(messages.PROTOCOL, "p", 0.0), ClientContext())
+def say_goodbye(key, other):
+    """Tells another member that the process with a key leaves."""
+    return other.leave(messages.ElasticLeave(messages.PROTOCOL, key, 0.0), ClientContext())
+
+
+def probe(callee, key="", fingerprint=""):
+    """Probes a process as one that knows `key`."""
+    request = messages.ElasticProbe(messages.PROTOCOL, fingerprint, "", "", 0.0)
+    request = proofs.prove(request, key)
+    answer = callee.probe(request, ClientContext())
+    assert proofs.is_from(answer, request.nonce, callee.me.process)
+    return without_proof(answer)
 
 
 def data_address(caller):
@@ -238,15 +282,15 @@ def test_a_held_call_is_redirected_when_the_leader_is_known():
 def test_a_newcomer_is_sent_to_rank_0_while_the_members_train():
     processes = job(3)
     newcomer = machine(4, 3)
-    answer = form(newcomer, processes[1])
-    assert Member.from_fields(answer["leader"]) == processes[0].me
+    # It is not told the leader's id.
+    to_leader = {"name": "worker 0", "address": ADDRESSES[0]}
+    assert form(newcomer, processes[1]) == {"status": "redirect", "leader": to_leader}
     assert not processes[0].newcomers_wait()
     assert form(newcomer, processes[0])["status"] == "waiting"
     assert processes[0].newcomers_wait()
     processes[1].declare_dead(processes[0].me.process, "for a test")
     processes[2].declare_dead(processes[0].me.process, "for a test")
-    answer = form(newcomer, processes[2])
-    assert Member.from_fields(answer["leader"]) == processes[1].me
+    assert form(newcomer, processes[2])["leader"]["address"] == ADDRESSES[1]
 
 
 def test_newcomers_have_the_last_ranks_in_the_order_in_which_they_came():
@@ -308,7 +352,7 @@ def test_different_bases():
     # The other one has still no base of this reference, and is taken in as any newcomer.
     assert names(decision.generation) == ["worker 0", "worker 1", "worker 3"]
     answer = form(former, processes[0], highest=5)
-    assert answer == {"status": "out", "reference": generation.to_text()}
+    assert answer == {"status": "out", "number": generation.number, "mark": generation.mark}
 
 
 def test_a_generation_that_nobody_has_established_counts_for_nothing():
@@ -331,12 +375,16 @@ def test_a_leader_that_is_out_sends_others_away():
         process.establish()
     processes[0].begin_forming()
     processes[0].lead()
-    answer = form(processes[2], processes[0])
-    assert answer == {"status": "elsewhere", "reference": generation.to_text()}
-    assert processes[0].outside == generation and not probe(processes[0])["member"]
+    assert form(processes[2], processes[0]) == {"status": "elsewhere"}
+    assert not processes[0].is_outside()
+    for process, is_outside in ((processes[1], False), (processes[2], True)):
+        processes[0].hear(process.me.process, generation.number, generation.mark)
+        assert processes[0].is_outside() == is_outside
+    assert form(processes[2], processes[0]) == {"status": "elsewhere"}
+    assert not probe(processes[0])["member"]
     # As a newcomer it comes last.
     processes[0].become_newcomer()
-    assert processes[0].outside is None and processes[0].base is None
+    assert not processes[0].is_outside() and processes[0].base is None
     form(processes[0], processes[1])
     decision = lead(processes[1], processes[2:])
     assert names(decision.generation) == [f"worker {index}" for index in (1, 2, 3, 0)]
@@ -349,8 +397,10 @@ def test_another_job_is_not_joined_by_its_number():
     connect(generation, second)
     for process in second:
         process.establish()
-    answer = form(second[1], first[0], to="", process="q")
-    assert answer["status"] == "out" and first[0].outside is None
+    answer = form(second[1], first[0], process="q")
+    assert answer["status"] == "elsewhere" and first[0].reference.number == 1
+    first[0].hear(second[1].me.process, generation.number, generation.mark)
+    assert first[0].reference.number == 1 and not first[0].is_outside()
 
 
 def test_a_leader_that_dies_after_round_1():
@@ -365,7 +415,7 @@ def test_a_leader_that_dies_after_round_1():
     decision = lead(processes[1], processes[2:])
     assert decision.generation.number == 3
     assert names(decision.generation) == [f"worker {index}" for index in (1, 2, 3)]
-    assert probe(processes[1])["ended"] == 2
+    assert probe(processes[1], processes[1].me.process)["ended"] == 2
 
 
 def test_a_leader_that_dies_after_some_have_round_2():
@@ -444,10 +494,9 @@ def test_the_dead_are_told():
 
 def test_another_process_at_the_address_of_a_member():
     processes = job(2)
-    assert form(processes[0], processes[1], to="former") == {
-        "status": "other",
-        "process": processes[1].me.process,
-    }
+    answer = form(processes[0], processes[1], to=proofs.process_id("former"))
+    assert answer["status"] == "refused" and "means another process" in answer["reason"]
+    assert processes[1].missing() == [processes[0].me]
 
 
 def test_a_call_whose_connection_breaks_does_not_count():
@@ -476,30 +525,33 @@ def test_closing_releases_all_calls():
     founding.close()
     for call in calls:
         assert call.result()["status"] == "closed"
-    assert probe(processes[0]) == {"status": "closed"}
+    assert probe(processes[0])["status"] == "closed"
     assert form(processes[2], processes[0]) == {"status": "closed"}
 
 
 def test_probes():
     founder = machine(0, 2)
-    assert probe(founder) == {
+    assert probe(founder) == {"status": "here", "member": False, "news": ""}
+    known = probe(founder, founder.me.process)
+    assert known == {
         "status": "here",
-        "process": founder.me.process,
         "member": False,
-        "reference": "",
-        "leader": None,
-        "ended": 0,
         "news": "",
+        "number": 0,
+        "mark": "",
+        "ended": 0,
     }
     processes = job(2)
     processes[1].publish("three epochs")
-    answer = probe(processes[1])
-    assert answer["news"] == "three epochs"
-    assert answer["member"] and Generation.from_text(answer["reference"]).number == 1
-    assert Member.from_fields(answer["leader"]) == processes[0].me
+    reference = processes[1].reference
+    answer = probe(processes[1], processes[1].me.process)
+    assert answer["member"] and answer["news"] == "three epochs"
+    assert (answer["number"], answer["mark"]) == (1, reference.mark)
+    # A process that knows the job alone, at an address where it knows no member.
+    assert probe(processes[1], reference.job) == answer
     processes[1].begin_forming()
-    assert probe(processes[1])["ended"] == 1
-    request = messages.ElasticProbe(messages.PROTOCOL + 1, "p", 0.0)
+    assert probe(processes[1], processes[1].me.process)["ended"] == 1
+    request = messages.ElasticProbe(messages.PROTOCOL + 1, "", "", "", 0.0)
     assert processes[1].probe(request, ClientContext())["status"] == "refused"
 
 
@@ -575,8 +627,7 @@ def test_a_newcomer_or_an_excluded_member_has_no_say_in_who_lives():
 
 def second(index):
     """Another process with the address of an index, a newcomer."""
-    member = Member(f"second {index}", f"worker {index}", ADDRESSES[index])
-    return Generations(member, Elastic(), ADDRESSES, 3, {})
+    return machine(index, 3, key=f"second {index}")
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -610,14 +661,14 @@ def test_a_task_that_was_started_again_is_taken_in_once_its_former_process_is_de
     assert processes[0].newcomers_wait()
     decision = lead(processes[0], processes[1:2])
     assert names(decision.generation) == ["worker 0", "worker 1", "worker 2"]
-    assert "second 2" in decision.generation.newcomers
+    assert second(2).me.process in decision.generation.newcomers
 
 
 def test_a_newcomer_that_calls_itself_is_sent_elsewhere():
     # Others still name its task's former process, at the same address, as the leader.
     newcomer = second(0)
     newcomer.become_newcomer()
-    assert form(newcomer, newcomer) == {"status": "elsewhere", "reference": ""}
+    assert form(newcomer, newcomer) == {"status": "elsewhere"}
 
 
 def test_a_caller_with_the_id_of_another_process_is_refused():
@@ -636,3 +687,226 @@ def test_a_caller_with_the_id_of_another_process_is_refused():
         assert answer == {"status": "refused", "reason": reason}
     assert processes[0].missing() == [other]
     assert names(lead(processes[0], processes[1:]).generation) == ["worker 0", "worker 1"]
+
+
+SECRET_FIELDS = {"clip": "sum", "model": "abc"}
+
+
+def test_a_stranger_reads_no_value_of_the_job():
+    processes = [machine(index, 2, **SECRET_FIELDS) for index in range(3)]
+    assert found(processes[1], processes[0], 2)["status"] == "waiting"
+    stranger = machine(4, 3, clip="mean")
+    answers = [found(stranger, processes[0], 3, fingerprint="")]
+    answers += [found(stranger, processes[0], 3, fingerprint="", description="{}")]
+    generation = Generation.from_text(found(processes[0], processes[0], 2)["generation"])
+    found(processes[1], processes[0], 2)
+    processes[1].adopt(generation)
+    connect(generation, processes[:2])
+    for process in processes[:2]:
+        process.establish()
+        process.publish("history")
+        process.begin_forming()
+        answers += [probe(process), found(stranger, process, 3, fingerprint="")]
+        for changes in ({}, {"description": "{}"}, {"description": json.dumps(SECRET_FIELDS)}):
+            answers += [form(stranger, process, fingerprint="", **changes)]
+            for other in processes[:2]:
+                answers += [form(stranger, process, fingerprint="", address=other.me.address)]
+    text = json.dumps([{k: v for k, v in answer.items() if k != "details"} for answer in answers])
+    for value in ("history", "abc", *(p.me.process for p in processes)):
+        assert value not in text
+    for value in (generation.job, generation.salt, generation.mark, ADDRESSES[0], ADDRESSES[1]):
+        assert value not in text
+    assert "'sum'" not in text
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_refusal_has_the_values_for_who_knows_the_job_and_for_the_log(signed):
+    founder = machine(0, 2, signed=signed, clip="sum")
+    stranger = machine(1, 2, clip="mean")
+    full = "'clip' differs: expected 'sum' as on worker 0 at host0:1000, received 'mean'"
+    assert found(stranger, founder, 2)["reason"] == full
+    answer = found(stranger, founder, 2, fingerprint="another")
+    if signed:
+        assert answer == {"status": "refused", "reason": full}
+    else:
+        assert answer["details"] == full
+        assert answer["reason"].startswith("'clip' differs: received 'mean'. This task's log has")
+
+
+def test_a_later_generation_in_a_stranger_s_call_has_no_effect():
+    processes = job(3)
+    processes[0].begin_forming()
+    processes[0].lead()
+    stranger = machine(6, 3, answers=False)
+    claim = {"number": 99, "mark": "m", "highest": 2**40, "holds_state": True}
+    dead = json.dumps([process.me.process for process in processes])
+    assert form(stranger, processes[0], **claim, dead=dead)["status"] == "waiting"
+    assert form(stranger, processes[0], to="guess", **claim)["status"] == "refused"
+    decision = lead(processes[0], processes[1:])
+    assert names(decision.generation)[:3] == ["worker 0", "worker 1", "worker 2"]
+    # As any other newcomer that answers at its address.
+    assert decision.generation.number == 2
+    assert decision.generation.newcomers == {stranger.me.process}
+
+
+def test_a_later_generation_in_a_member_s_call_is_believed_if_it_was_received():
+    processes = job(4)
+    for process in processes:
+        process.begin_forming()
+    processes[0].lead()
+    answer = form(processes[3], processes[0], number=99, mark="made up")
+    assert answer == {"status": "elsewhere"}
+    assert processes[0].reference.number == 1 and not processes[0].is_outside()
+    assert processes[3].me in processes[0].missing()
+    # It may come as what it is.
+    decision = lead(processes[0], processes[1:])
+    assert names(decision.generation) == [f"worker {index}" for index in range(4)]
+
+
+def test_answers_of_a_minority_send_nobody_out_while_the_others_are_here():
+    processes = job(4)
+    leader = processes[0]
+    leader.begin_forming()
+    leader.lead()
+    leader.hear(processes[3].me.process, 99, "made up")
+    assert not leader.is_outside()
+    # Nobody else comes: one says so, the others have been silent.
+    assert leader.is_outside({processes[1].me.process, processes[2].me.process})
+    for process in processes[1:3]:
+        assert form(process, leader)["status"] == "waiting"
+    assert not leader.is_outside({process.me.process for process in processes})
+    assert leader.most_are_here
+    (claim,) = leader.claims
+    assert claim.startswith("worker 3 at host3:1000 says that generation 99 has gone on")
+    decision = leader.decide({processes[3].me.process}, asked_all=False)
+    assert names(decision.generation) == ["worker 0", "worker 1", "worker 2"]
+
+
+def test_a_minority_s_answers_count_if_one_that_is_here_has_seen_a_later_generation():
+    processes = job(5)
+    # Rank 4 has entered it, and lost the others before their first collective: they went on.
+    generation = lead(processes[2], processes[3:], processes[:2]).generation
+    connect(generation, processes[2:])
+    leader = processes[0]
+    leader.begin_forming()
+    leader.lead()
+    assert form(processes[1], leader)["status"] == "waiting"
+    leader.hear(processes[2].me.process, generation.number + 1, "of rank 2 and 3")
+    assert not leader.is_outside()
+    processes[4].begin_forming()
+    assert form(processes[4], leader)["status"] == "waiting"
+    assert not leader.most_are_here
+    leader.hear(processes[3].me.process, generation.number + 1, "of rank 2 and 3")
+    assert leader.is_outside()
+
+
+def test_answers_of_most_others_send_a_process_out():
+    processes = job(4)
+    generation = lead(processes[1], processes[2:], [processes[0]]).generation
+    for process, is_outside in zip(processes[1:], (False, True, True), strict=True):
+        processes[0].hear(process.me.process, generation.number, generation.mark)
+        assert processes[0].is_outside() == is_outside
+    processes[0].become_newcomer()
+    assert not processes[0].is_outside()
+
+
+def test_a_process_can_only_leave_itself():
+    processes = job(3)
+    processes[0].begin_forming()
+    processes[0].lead()
+    form(processes[1], processes[0])
+    for key in ("guess", processes[1].me.process, "x" * 60_000, key_of(7), key_of(0)):
+        assert say_goodbye(key, processes[0])["status"] == "refused"
+    assert not processes[0].dead
+    assert say_goodbye(key_of(1), processes[0]) == {"status": "noted"}
+    assert list(processes[0].dead) == [processes[1].me.process]
+    # Of those that only wait nothing is kept.
+    newcomer = machine(5, 3)
+    form(newcomer, processes[0])
+    leave(newcomer, processes[0])
+    assert newcomer.me.process not in processes[0]._arrived
+    assert list(processes[0].dead) == [processes[1].me.process]
+
+
+def test_a_process_whose_call_is_held_is_not_dead_because_another_one_says_so():
+    processes = job(3)
+    processes[0].begin_forming()
+    processes[0].lead()
+    call = Background(form, processes[1], processes[0], wait=20.0)
+    while processes[1].me in processes[0].missing():
+        assert not call.done()
+    form(processes[2], processes[0], dead=json.dumps([processes[1].me.process]))
+    assert not processes[0].dead
+    decision = processes[0].decide(set(), asked_all=True)
+    assert names(decision.generation) == ["worker 0", "worker 1", "worker 2"]
+    assert call.result()["status"] == "complete"
+
+
+def test_a_newcomer_counts_once_it_has_answered_at_its_address():
+    leader, other = job(2)
+    calls = []
+    leader._ask = calls.append
+    newcomer = machine(4, 2)
+    assert form(newcomer, leader) == {"status": "waiting", "missing": []}
+    assert calls == [newcomer.me] and not leader.newcomers_wait()
+    # Another one answers there.
+    leader.confirm(newcomer.me.address, lambda process: False)
+    assert not leader.newcomers_wait()
+    assert names(lead(leader, [other]).generation) == ["worker 0", "worker 1"]
+    form(newcomer, leader)
+    leader.confirm(newcomer.me.address, lambda process: process == newcomer.me.process)
+    # The call that follows needs no question.
+    form(newcomer, leader)
+    assert len(calls) == 2
+    assert names(lead(leader, [other]).generation) == ["worker 0", "worker 1", "worker 4"]
+
+
+def test_strangers_that_wait_are_few_and_leave_room_for_others():
+    leader, other = job(2)
+    true = machine(4, 2)
+    leader._ask = lambda member: None
+    calls = [Background(form, machine(5, 2, key="held"), leader, wait=20.0)]
+    while not leader._arrived:
+        assert not calls[0].done()
+    for number in range(200):
+        form(machine(5, 2, key=f"stranger {number}"), leader, description=json.dumps({"a": "x"}))
+    assert len(leader._arrived) == arrivals._MAX_UNCONFIRMED
+    # The oldest has made room, and its thread is free.
+    assert calls[0].result()["status"] == "waiting"
+    form(true, leader)
+    leader.confirm(true.me.address, lambda process: process == true.me.process)
+    for number in range(200):
+        form(machine(5, 2, key=f"stranger {number}"), leader)
+    assert leader.newcomers_wait()
+    assert names(lead(leader, [other]).generation) == ["worker 0", "worker 1", "worker 4"]
+
+
+def test_strangers_cannot_take_the_places_of_founders():
+    leader = machine(0, 3)
+    asked = []
+    leader._ask = asked.append
+    founders = [machine(index, 3) for index in (1, 2)]
+    for founder in founders:
+        assert found(founder, leader, 3)["status"] == "waiting"
+    for number in range(100):
+        stranger = machine(1 + number % 2, 3, key=f"stranger {number}")
+        assert found(stranger, leader, 3)["status"] == "waiting"
+    assert found(leader, leader, 3)["missing"] == list(range(1, 8))
+    for founder in founders:
+        found(founder, leader, 3)
+        leader.confirm(founder.me.address, lambda process, me=founder.me: process == me.process)
+    generation = Generation.from_text(found(leader, leader, 3)["generation"])
+    assert [member.process for member in generation.members] == [
+        process.me.process for process in (leader, *founders)
+    ]
+
+
+def test_a_data_address_comes_from_members_alone():
+    processes = job(2)
+    generation = lead(processes[0], processes[1:]).generation
+    processes[0].set_address(generation, data_address(processes[0]))
+    answer = address(processes[1], processes[0], generation, to="")
+    assert answer["status"] == "refused"
+    answer = address(processes[1], processes[0], processes[1].reference)
+    assert answer == {"status": "again"}
+    assert processes[0].missing_addresses(generation) == [processes[1].me]

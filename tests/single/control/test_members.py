@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import uuid
 
 from tfdist.config.elastic import MAX_WORKERS
-from tfdist.control import messages
+from tfdist.control import messages, proofs
 from tfdist.control.members import Generation, Member
 
 
@@ -22,10 +23,18 @@ def generation(size: int) -> Generation:
     return Generation(2**40, members, newcomers, "j" * 16, "s" * 32)
 
 
-def test_a_generation_is_packed_and_unpacked():
+def test_a_generation_as_a_text():
     for size in (1, 2, MAX_WORKERS):
-        packed = generation(size)
-        assert Generation.from_packed(packed.to_packed()) == packed
+        written = generation(size)
+        read = Generation.from_text(written.to_text())
+        assert read == written and read.mark == written.mark
+
+
+def test_the_mark_of_a_generation_needs_its_salt():
+    written = generation(3)
+    others = [dataclasses.replace(written, salt="t" * 32), dataclasses.replace(written, number=7)]
+    assert written.mark not in [other.mark for other in others]
+    assert written.salt not in written.mark
 
 
 def test_a_request_of_the_largest_job_fits_the_limit():
@@ -34,15 +43,19 @@ def test_a_request_of_the_largest_job_fits_the_limit():
     me = reference.members[-1]
     request = messages.ElasticForm(
         protocol=messages.PROTOCOL,
-        to=reference.members[0].process,
+        fingerprint="f" * 16,
         process=me.process,
         name=me.name,
         address=me.address,
         description=json.dumps({str(i): "x" * 1000 for i in range(4)}),
-        reference=reference.to_packed(),
+        number=reference.number,
+        mark=reference.mark,
         holds_state=True,
         highest=2**62,
         dead=json.dumps([member.process for member in reference.members[:-1]]),
+        nonce="",
+        proof="",
         wait=4.0,
     )
+    request = proofs.prove(request, reference.members[0].process)
     assert len(messages.encode(request)) < messages.MAX_REQUEST_BYTES

@@ -59,7 +59,7 @@ class Process:
         self.membership = Membership(
             cluster, settings, elastic, description or {"clip": "sum"}, timing=timing
         )
-        self.probes = CutProbes(cluster, self.membership.process, secret, timing.answer)
+        self.probes = CutProbes(cluster, secret, timing.answer)
         self.membership._peers.probes = self.probes
         self.address = known[index]
         self.communicator = ops.Communicator(0, 1, resizable=True)
@@ -138,7 +138,7 @@ def joining(
     assert newcomer.membership.begin() is None
     call = Background(newcomer.form)
     deadline = time.monotonic() + TIMEOUT
-    while not any(newcomer.membership.process in p.membership._state._arrived for p in processes):
+    while not any(p.membership._state._arrived.has(newcomer.membership.process) for p in processes):
         assert time.monotonic() < deadline and not call.done()
         time.sleep(0.005)
     return call
