@@ -181,6 +181,8 @@ LONG_CASES = {
     "test_lost_machine.py": r"test_both_sides",
     # The same; test_membership.py has partitions without a network.
     "test_elastic_partition.py": r".",
+    # The same calls, and what becomes of each, in test_strangers.py.
+    "test_elastic_strangers.py": r".",
     # They need a Debian package and root; test_hosts.py has the same without ssh.
     "test_hosts_over_ssh.py": r".",
     # Programs of the page; test_parity.py and test_memory.py have the rest.
