@@ -6,6 +6,10 @@
 
 #include "core/base/streaming_store.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace tfdist::ps {
 namespace {
 
@@ -34,6 +38,15 @@ Block::Block(size_t bytes, size_t capacity, std::shared_ptr<MemoryBudget> budget
   charge_.SetBudget(std::move(budget));
   charge_.Grow(capacity, within_budget);
   data_ = static_cast<char*>(::operator new(capacity, kAlignment));
+  Resize(bytes);
+}
+
+void Block::Resize(size_t bytes) {
+  bytes_ = bytes;
+#ifdef __SANITIZE_ADDRESS__  // which then reports accesses behind the bytes, too
+  ASAN_UNPOISON_MEMORY_REGION(data_, bytes_);
+  ASAN_POISON_MEMORY_REGION(data_ + bytes_, capacity_ - bytes_);
+#endif
 }
 
 Block::~Block() { ::operator delete(data_, kAlignment); }

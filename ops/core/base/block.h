@@ -33,7 +33,7 @@ class Block {
   size_t bytes() const { return bytes_; }
   size_t capacity() const { return capacity_; }
   // At most to the capacity.
-  void Resize(size_t bytes) { bytes_ = bytes; }
+  void Resize(size_t bytes);
   // Charges it to a budget, unless it is charged already.
   void ChargeTo(const std::shared_ptr<MemoryBudget>& budget);
 
