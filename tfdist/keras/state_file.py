@@ -29,6 +29,7 @@ from tfdist.ops.trace import events
 
 _MEMBER = "tfdist_training_state"
 _HDF5 = b"\x89HDF\r\n\x1a\n"  # how such files begin
+_MIN_ARCHIVE = 22  # bytes; TensorFlow's files raise an error where zipfile looks before the first
 
 
 class CompletingSaver:
@@ -59,20 +60,25 @@ def read_state(path: Any) -> bytes | None:
     """Returns the state in a checkpoint file, for `unpacked`; `None` if there is none.
 
     Raises:
-      OSError: the file is HDF5 that is damaged.
+      ValueError: the file is damaged; names it.
       tf.errors.NotFoundError: there is no such file.
     """
-    with tf.io.gfile.GFile(os.fspath(path), "rb") as file:
-        # Not `is_zipfile`, which finds the state's own archive in an HDF5 file.
-        is_hdf5 = file.read(len(_HDF5)) == _HDF5
-        file.seek(0)
-        if is_hdf5:
-            with h5py.File(file, "r") as weights:
-                return weights[_MEMBER][()].tobytes() if _MEMBER in weights else None
-        if not zipfile.is_zipfile(file):
-            return None
-        with zipfile.ZipFile(file) as archive:
-            return archive.read(_MEMBER) if _MEMBER in archive.namelist() else None
+    try:
+        with tf.io.gfile.GFile(os.fspath(path), "rb") as file:
+            # Not `is_zipfile`, which finds the state's own archive in an HDF5 file.
+            is_hdf5 = file.read(len(_HDF5)) == _HDF5
+            file.seek(0)
+            if is_hdf5:
+                with h5py.File(file, "r") as weights:
+                    return weights[_MEMBER][()].tobytes() if _MEMBER in weights else None
+            if file.size() < _MIN_ARCHIVE or not zipfile.is_zipfile(file):
+                return None
+            with zipfile.ZipFile(file) as archive:
+                return archive.read(_MEMBER) if _MEMBER in archive.namelist() else None
+    except tf.errors.NotFoundError:
+        raise
+    except Exception as error:  # zipfile and h5py raise many types for wrong bytes
+        raise ValueError(f"{os.fspath(path)} is damaged: {error}") from error
 
 
 def go_on_from_file(model: Any, path: Any) -> None:
@@ -144,9 +150,12 @@ def unpacked(content: bytes) -> TrainingState:
     """Returns the state that `read_state` has read.
 
     Raises:
-      ValueError: the position is not tfdist's.
+      ValueError: it is damaged, or not tfdist's.
     """
-    with np.load(io.BytesIO(content), allow_pickle=False) as found:
-        names = json.loads(str(found["names"]))
-        own = OwnState({name: found[f"value_{i}"] for i, name in enumerate(names)})
-        return TrainingState(InputPosition.from_json(str(found["position"])), own)
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as found:
+            names = json.loads(str(found["names"]))
+            own = OwnState({name: found[f"value_{i}"] for i, name in enumerate(names)})
+            return TrainingState(InputPosition.from_json(str(found["position"])), own)
+    except Exception as error:  # zipfile and NumPy raise many types for wrong bytes
+        raise ValueError(f"the state of a training is damaged: {error}") from error
