@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from unittest import mock
 
 import pytest
 from fake_ssh import make_fake_ssh
 from launching import Launcher, wait_until_gone, without_locks
 
+from tfdist._version import __version__
 from tfdist.launch.guarded import guarded
 from tfdist.launch.hosts import agent as host_agent
 from tfdist.launch.hosts import records
+from tfdist.launch.hosts.connection import (
+    AgentCommand,
+    HostConnection,
+    HostError,
+    RemoteProcess,
+)
+from tfdist.launch.hosts.host_list import Host
 from tfdist.launch.output import OutputStream
+from tfdist.launch.process import ProcessSpec
 
 TWO = "127.0.0.2:1,127.0.0.3:2"
 
@@ -227,3 +238,66 @@ def test_an_agent_that_hears_nothing_ends(monkeypatch, capsys):
     assert "nothing heard from the launcher for 0.2 s" in capsys.readouterr().err
     for descriptor in (ours, theirs, answers, out, wake, waker):
         os.close(descriptor)
+
+
+@pytest.fixture
+def host_that_says(tmp_path):
+    """Connects to a host whose agent says these lines, whatever it is told."""
+    with contextlib.ExitStack() as stack:
+        silent = stack.enter_context(open(os.devnull, "wb"))
+
+        def connect(*lines):
+            said = tmp_path / "said"
+            said.write_bytes(b"".join(line + b"\n" for line in lines))
+            program = ("sh", "-c", f"cat {said}; exec cat >/dev/null")
+            connection = HostConnection(
+                Host("there"), AgentCommand(program), OutputStream(silent.fileno())
+            )
+            stack.callback(connection.close)
+            stack.callback(connection.hang_up)
+            connection.wait_until_ready()
+            return connection
+
+        yield connect
+
+
+HELLO = records.line("hello", version=__version__, cpus=[])
+
+
+def test_an_exit_code_that_is_no_number(host_that_says):
+    host = host_that_says(HELLO)
+    host._processes[0] = RemoteProcess(host, 0, [])
+    odd = records.line("exit", task=0, code=float("inf"))
+    with mock.patch.object(os, "read", lambda *arguments: odd + b"\n"):
+        assert not host.read_some()
+    assert "expected records of tfdist, received" in host.problem
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "started", "task": 0},
+        {"kind": "ports"},
+        {"kind": "ports", "ports": [1]},
+        {"kind": "ports", "ports": [1, float("inf")]},
+        {"kind": "ports", "ports": [1, None]},
+    ],
+)
+def test_ports_that_are_none(host_that_says, fields):
+    host = host_that_says(HELLO)
+    answer = records.line(**fields) + b"\n"
+    host.pump = lambda done, timeout, late: host.read_some()
+    with mock.patch.object(os, "read", lambda *arguments: answer):
+        with pytest.raises(HostError, match="host there: expected an answer of tfdist to 'ports'"):
+            host.free_ports(2)
+    assert host.is_lost
+
+
+@pytest.mark.parametrize("fields", [{"kind": "failed"}, {"kind": "failed", "errno": "two"}])
+def test_a_failure_without_a_number(host_that_says, fields):
+    host = host_that_says(HELLO)
+    answer = records.line(**fields) + b"\n"
+    with mock.patch.object(os, "read", lambda *arguments: answer):
+        host.pump = lambda done, timeout, late: host.read_some()
+        with pytest.raises(HostError, match="host there: expected an answer of tfdist to 'start'"):
+            host.start(0, ProcessSpec({}, None, None), [])

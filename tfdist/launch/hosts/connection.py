@@ -57,6 +57,8 @@ _ANSWER_TIMEOUT = 30.0
 _CLOSE_TIMEOUT = 30.0
 _END_TIMEOUT = 10.0
 _LOST_CODE = 255
+# What a record that no agent sends raises where it is used.
+_UNUSABLE = (records.RecordError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 class HostError(OSError):
@@ -189,7 +191,7 @@ class HostConnection:
         try:
             for record in self._reader.feed(data):
                 self._handle(record)
-        except (records.RecordError, LookupError, TypeError, ValueError) as error:
+        except _UNUSABLE as error:
             # As a login script that prints something.
             self.lose(f"expected records of tfdist, received {error}")
         return not self.is_lost
@@ -206,7 +208,8 @@ class HostConnection:
         if not self._answers:
             raise self.error()
         answer = self._answers.pop(0)
-        assert answer["record"] in answers, answer
+        if answer["record"] not in answers:
+            raise self._misunderstood(kind, answer)
         return answer
 
     def pump(self, done: Callable[[], bool], timeout: float, late: str) -> None:
@@ -264,7 +267,11 @@ class HostConnection:
                 streams=len(sinks),
             )
             if answer["record"] == "failed":
-                raise HostError(int(answer["errno"]), f"host {self.host.name}: {answer['error']}")
+                try:
+                    number, why = int(answer["errno"]), answer["error"]
+                except _UNUSABLE:
+                    raise self._misunderstood("start", answer) from None
+                raise HostError(number, f"host {self.host.name}: {why}")
         except HostError:
             del self._processes[task]
             raise
@@ -279,7 +286,13 @@ class HostConnection:
         answer = self.ask("ports", ("ports",), count=count)
         if "error" in answer:
             raise HostError(errno.EADDRINUSE, f"host {self.host.name}: {answer['error']}")
-        return [int(port) for port in answer["ports"]]
+        try:
+            ports = [int(port) for port in answer["ports"]]
+        except _UNUSABLE:
+            raise self._misunderstood("ports", answer) from None
+        if len(ports) != count:
+            raise self._misunderstood("ports", answer)
+        return ports
 
     def settle(
         self, command: Sequence[str], environment: Mapping[str, str], directories: Sequence[str]
@@ -330,6 +343,11 @@ class HostConnection:
         at = time.monotonic()
         for process in self._processes.values():
             process.ended(Exit(_LOST_CODE, at, f"its host {self.host.name} was lost: {why}"))
+
+    def _misunderstood(self, kind: str, answer: records.Record) -> HostError:
+        """Gives up the host for an answer that no agent gives; returns the error."""
+        self.lose(f"expected an answer of tfdist to {kind!r}, received {answer!r:.200}")
+        return self.error()
 
     def error(self) -> HostError:
         """Returns the error of a lost host."""
