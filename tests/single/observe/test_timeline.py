@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
+from base64 import b64encode
 
+import pytest
 from trace_format import Timeline, end_of, problems
 
 from tfdist.control.clock import Offset
@@ -314,3 +317,20 @@ def test_the_rules_of_the_format_find_mistakes():
     ):
         assert len(problems({"traceEvents": wrong})) == 1
     assert problems(json.loads("[]"))
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"[" * 3000, "recursion"),
+        (b'{"records": "%s"}' % b64encode(zlib.compress(bytes(1001))), "more than 1000 bytes"),
+        (b'{"records": "%s"}' % b64encode(zlib.compress(bytes(64))[:-2]), "cut"),
+    ],
+)
+def test_a_part_that_no_task_writes(tmp_path, monkeypatch, line, problem):
+    monkeypatch.setattr(parts, "_MAX_RECORDS", 1000)
+    writer(tmp_path / "job.json").close()
+    (path,) = (tmp_path / "job.json.parts").glob("*.part")
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(ValueError, match=rf"{path}.*{problem}"):
+        parts.read_part(path)

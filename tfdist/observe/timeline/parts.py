@@ -38,6 +38,7 @@ FORMAT = 1
 _SUFFIX = ".part"
 # The process that will merge holds a lock on the first, and each one that merges on the second.
 _MERGER, _MERGING = ".merger", ".merging"
+_MAX_RECORDS = 1 << 28  # bytes in one line
 _LEVEL = 1  # of compression: the fastest, to about a tenth
 
 
@@ -176,7 +177,7 @@ def read_part(path: Path) -> Part:
                 record = struct.Struct("=" + "".join(form for _, form in fields["layout"]))
                 names = [name for name, form in fields["layout"] if not form.endswith("x")]
             elif "records" in fields:
-                content = zlib.decompress(base64.b64decode(fields["records"]))
+                content = _inflated(base64.b64decode(fields["records"]))
                 for values in record.iter_unpack(content):
                     event = dict(zip(names, values, strict=True))
                     events[event["sequence"]] = event
@@ -184,12 +185,24 @@ def read_part(path: Path) -> Part:
                 offsets.append(Offset(**fields["clock"]))
             lost += fields.get("lost", 0)
             is_closed = is_closed or fields.get("closed", False)
-    except (ValueError, TypeError, KeyError, AttributeError, struct.error, zlib.error) as error:
+        ordered = [_texts(events[sequence]) for sequence in sorted(events)]
+    except (
+        *(ValueError, TypeError, KeyError, AttributeError),
+        *(RecursionError, struct.error, zlib.error),
+    ) as error:
         raise ValueError(
             f"{path}: expected a part of a timeline, format {FORMAT}, received: {error}"
         ) from None
-    ordered = [_texts(events[sequence]) for sequence in sorted(events)]
     return Part(header, ordered, offsets, lost, is_closed, len(rest))
+
+
+def _inflated(content: bytes) -> bytes:
+    """Returns what was compressed: never more than a ring of events can have."""
+    inflater = zlib.decompressobj()
+    found = inflater.decompress(content, _MAX_RECORDS)
+    if inflater.unconsumed_tail or not inflater.eof:
+        raise ValueError(f"records that are cut, or of more than {_MAX_RECORDS} bytes")
+    return found
 
 
 def _texts(event: dict[str, Any]) -> dict[str, Any]:
