@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import resource
 import time
@@ -524,3 +525,20 @@ def test_another_optimizer_than_the_checkpoints(job, tmp_path):
     saved, _ = again()
     assert rows_of(saved)["a"] == changed
     Worker([saved]).table("a", 3, **ADAM)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("number", None), ("number", True), ("log", "1"), ("aside", 0.5), ("rows", [])),
+        *(("time", float("inf")), ("time", None), ("shards", [[7, "float32"]])),
+        *(("shards", [[None, "float32"]]), ("shards", [["w", "complex64"]])),
+    ],
+)
+def test_a_snapshot_that_says_what_no_server_writes(tmp_path, name, value):
+    about = {"format": 1, "number": 1, "shards": [["w", "float32"]], name: value}
+    path = f"{tmp_path}/snapshot-00000001.npz"
+    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    np.savez(path, about=text, progress=np.zeros(0, np.uint64), shard_0=np.zeros(2, np.float32))
+    with pytest.raises(CheckpointError, match=f"{path} is damaged"):
+        snapshot.read(path)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError
+from tfdist.ops.ps.dtypes import DTYPES
 from tfdist.ps.checkpoint import files, layout, row_chain
 from tfdist.ps.checkpoint.layout import directory
 
@@ -153,9 +155,13 @@ def read(path: str) -> Snapshot:
     try:
         with files.open_whole(path) as file, np.load(file, allow_pickle=False) as archive:
             about = json.loads(bytes(archive["about"]).decode())
-            for name in ("number", "log", "rows"):
-                if not isinstance(about.get(name, 0), int | None):
+            for name in ("number", "log", "rows", "aside"):
+                value = about.get(name, 0)
+                is_number = isinstance(value, int) and not isinstance(value, bool)
+                if not (is_number or (name == "rows" and value is None)):
                     raise CheckpointError(f"snapshot {path} is damaged: {name} is no number")
+            if not math.isfinite(about.get("time", 0.0)):
+                raise CheckpointError(f"snapshot {path} is damaged: its time is none")
             if about.get("format") != _FORMAT:
                 raise CheckpointError(
                     f"snapshot {path}: expected format {_FORMAT}, received {about.get('format')}"
@@ -164,6 +170,12 @@ def read(path: str) -> Snapshot:
                 (name, archive[f"shard_{i}"].view(tf.as_dtype(dtype).as_numpy_dtype))
                 for i, (name, dtype) in enumerate(about["shards"])
             ]
+            for name, array in shards:
+                if not isinstance(name, str) or DTYPES.get(tf.as_dtype(array.dtype)) is None:
+                    raise CheckpointError(
+                        f"snapshot {path} is damaged: expected a variable's name and numbers, "
+                        f"received {name!r:.80} and {array.dtype}"
+                    )
             split = len(shards) - about.get("aside", 0)
             return Snapshot(
                 about["number"],
