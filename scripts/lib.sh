@@ -166,6 +166,65 @@ want_slurm() {
   want_package slurmctld slurmd slurm-client munge
 }
 
+# want_fuzzers: clang with libFuzzer, and atheris, which is libFuzzer for Python. clang 19 is in Debian 12 and 13; 14, the
+# default of Debian 12, lacks 16-bit floats.
+want_fuzzers() {
+  command -v "$FUZZ_CXX" >/dev/null || want_package clang-19 libclang-rt-19-dev llvm-19
+  "$PYTHON" -c 'import atheris' 2>/dev/null || "$PYTHON" -m pip install -q "atheris>=3" || say "pip could not install atheris"
+}
+FUZZ_CXX="${FUZZ_CXX:-clang++-19}"
+# So that a sanitizer's report has names and lines.
+[ -n "${ASAN_SYMBOLIZER_PATH:-}" ] || export ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-19
+
+# fuzz SECONDS: builds all fuzz targets, and lets each run for so long, from its kept corpus. What is new goes to a folder
+# that is printed; a finding is kept there, and is a failure. The targets share the processors.
+fuzz() {
+  local seconds="$1" found name targets status=0
+  if ! command -v "$FUZZ_CXX" >/dev/null; then
+    say "no $FUZZ_CXX: the C++ targets are left out"
+    ! can_use_apt || return 1 # it could be installed
+  fi
+  "$PYTHON" -c 'import atheris' || return 1
+  found="$(mktemp -d "${TMPDIR:-/tmp}/tfdist-fuzz-XXXXXX")"
+  targets="$(fuzz_targets)" || return 1
+  say "new inputs and findings go to $found"
+  # shellcheck disable=SC2086  # a list of words
+  printf '%s\n' $targets | xargs -P "$(nproc)" -I{} bash -c '
+    source "$1/scripts/lib.sh"
+    fuzz_one "$2" "$3" "$4"' "$0" "$ROOT" {} "$seconds" "$found" || status=1
+  for name in $targets; do fuzz_summary "${name#*/}" "$found"; done
+  [ "$status" -eq 0 ] || say "findings: run ops/build/fuzz/NAME, or tests/fuzz/fuzz_python.py NAME, with a file of $found/findings"
+  return "$status"
+}
+
+# Prints c/NAME and python/NAME of all targets that can run here.
+fuzz_targets() {
+  if command -v "$FUZZ_CXX" >/dev/null; then
+    make --no-print-directory -C "$ROOT/ops" "-j$(nproc)" fuzz "FUZZ_CXX=$FUZZ_CXX" >&2 || return 1
+    find "$ROOT/tests/fuzz/targets" -name "*.cc" -printf 'c/%f\n' | sed 's/\.cc$//' | sort
+  fi
+  find "$ROOT/tests/fuzz/python" -name "*.py" -printf 'python/%f\n' | sed 's/\.py$//' | sort
+}
+
+# fuzz_one KIND/NAME SECONDS FOLDER: first replays the corpus, as libFuzzer always does.
+fuzz_one() {
+  local name="${1#*/}" program=("$ROOT/ops/build/fuzz/${1#*/}")
+  [ "${1%%/*}" = c ] || program=("$PYTHON" "$ROOT/tests/fuzz/fuzz_python.py" "$name")
+  mkdir -p "$3/new/$name" "$3/findings"
+  TF_CPP_MIN_LOG_LEVEL=3 nice "${program[@]}" "$3/new/$name" "$ROOT/tests/fuzz/corpus/$name" -max_total_time="$2" \
+    -timeout=30 -rss_limit_mb=4096 -malloc_limit_mb=1024 -max_len=1024 -print_final_stats=1 \
+    -artifact_prefix="$3/findings/$name-" >"$3/$name.log" 2>&1
+}
+
+# fuzz_summary NAME FOLDER: one line, and the report of a finding.
+fuzz_summary() {
+  local log="$2/$1.log"
+  printf '%-18s %9s executions  %-24s %4s new inputs\n' "$1" \
+    "$(sed -n 's/stat::number_of_executed_units: *//p' "$log")" \
+    "$(grep -o 'cov: [0-9]* ft: [0-9]*' "$log" | tail -n 1)" "$(find "$2/new/$1" -type f | wc -l)" >&2
+  if compgen -G "$2/findings/$1-*" >/dev/null; then tail -n 40 "$log" >&2; fi
+}
+
 # want_ray: runs jobs on a Ray cluster in tests, which are left out without it. It changes none of TensorFlow's packages.
 want_ray() {
   "$PYTHON" -c 'import ray.train.tensorflow' 2>/dev/null && return 0
