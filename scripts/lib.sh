@@ -173,8 +173,6 @@ want_fuzzers() {
   "$PYTHON" -c 'import atheris' 2>/dev/null || "$PYTHON" -m pip install -q "atheris>=3" || say "pip could not install atheris"
 }
 FUZZ_CXX="${FUZZ_CXX:-clang++-19}"
-# So that a sanitizer's report has names and lines.
-[ -n "${ASAN_SYMBOLIZER_PATH:-}" ] || export ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-19
 
 # fuzz SECONDS: builds all fuzz targets, and lets each run for so long, from its kept corpus. What is new goes to a folder
 # that is printed; a finding is kept there, and is a failure. The targets share the processors.
@@ -211,6 +209,9 @@ fuzz_one() {
   local name="${1#*/}" program=("$ROOT/ops/build/fuzz/${1#*/}")
   [ "${1%%/*}" = c ] || program=("$PYTHON" "$ROOT/tests/fuzz/fuzz_python.py" "$name")
   mkdir -p "$3/new/$name" "$3/findings"
+  # So that a sanitizer's report has names and lines.
+  export ASAN_SYMBOLIZER_PATH
+  ASAN_SYMBOLIZER_PATH="$(command -v llvm-symbolizer-19 llvm-symbolizer | head -n 1)"
   TF_CPP_MIN_LOG_LEVEL=3 nice "${program[@]}" "$3/new/$name" "$ROOT/tests/fuzz/corpus/$name" -max_total_time="$2" \
     -timeout=30 -rss_limit_mb=4096 -malloc_limit_mb=1024 -max_len=1024 -print_final_stats=1 \
     -artifact_prefix="$3/findings/$name-" >"$3/$name.log" 2>&1
