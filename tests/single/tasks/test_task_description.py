@@ -9,7 +9,11 @@ from tfdist.tasks.description import Description, DescriptionError, Spec
 RIGHT = Description(Spec("ranges", 10, 4, "", (), 2, True, 7, 30.0))
 
 
-@pytest.mark.parametrize("lease", [0.5, 4000, 10**400, -(10**400), float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    "lease",
+    [0.5, 4000, 10**400, -(10**400), float("inf"), float("nan")],
+    ids=["short", "long", "huge", "negative", "infinite", "none"],
+)
 def test_a_lease_out_of_range(lease):
     found = json.loads(RIGHT.text())
     found["spec"]["lease"] = lease
