@@ -29,6 +29,8 @@ from tfdist.ops.trace import events
 
 _MEMBER = "tfdist_training_state"
 _HDF5 = b"\x89HDF\r\n\x1a\n"  # how such files begin
+# Errors of TensorFlow's files that come of the content; others come of the file system.
+_OF_WRONG_OFFSETS = (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError)
 _MIN_ARCHIVE = 22  # bytes; TensorFlow's files raise an error where zipfile looks before the first
 
 
@@ -61,7 +63,7 @@ def read_state(path: Any) -> bytes | None:
 
     Raises:
       ValueError: the file is damaged; names it.
-      tf.errors.NotFoundError: there is no such file.
+      tf.errors.OpError: it cannot be read; NotFoundError: there is no such file.
     """
     try:
         with tf.io.gfile.GFile(os.fspath(path), "rb") as file:
@@ -75,9 +77,9 @@ def read_state(path: Any) -> bytes | None:
                 return None
             with zipfile.ZipFile(file) as archive:
                 return archive.read(_MEMBER) if _MEMBER in archive.namelist() else None
-    except tf.errors.NotFoundError:
-        raise
     except Exception as error:  # zipfile and h5py raise many types for wrong bytes
+        if isinstance(error, tf.errors.OpError) and not isinstance(error, _OF_WRONG_OFFSETS):
+            raise
         raise ValueError(f"{os.fspath(path)} is damaged: {error}") from error
 
 
@@ -87,7 +89,7 @@ def go_on_from_file(model: Any, path: Any) -> None:
     Raises:
       ValueError: the file has no state, or the model is not in `fit` of Keras 3, or no strategy of
         tfdist has been made before `fit`.
-      tf.errors.NotFoundError: there is no such file.
+      tf.errors.OpError: it cannot be read; NotFoundError: there is no such file.
     """
     running = training_of(model)
     if running is None:
