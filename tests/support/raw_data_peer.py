@@ -72,12 +72,27 @@ class Door(NamedTuple):
 def find_door(ranks: Any) -> Door:
     """Requests them from ps 0 of a two-worker job without a secret, as worker 0 beside a chief."""
     cluster = Cluster.from_tf_config(ranks[1].assignment.environment["TF_CONFIG"])
-    control = ControlClient(cluster, None, cluster.ps[0], "ps 0")
     config = PsConfig.make(2, epoch_timeout=0.0)  # as of the jobs that are attacked
+    return ask_for_door(cluster, None, 0, 1, config)
+
+
+def ask_for_door(
+    cluster: Cluster, secret: bytes | None, server: int, rank: int, config: PsConfig
+) -> Door:
+    """Requests them from a server, as the worker `rank` of a job."""
+    control = ControlClient(cluster, secret, cluster.ps[server], f"ps {server}")
     request = messages.Attach(
-        messages.PROTOCOL, 1, 2, fingerprint(cluster), "stranger", config.text(), 10.0
+        messages.PROTOCOL,
+        rank,
+        cluster.world_size,
+        fingerprint(cluster),
+        "stranger",
+        config.text(),
+        10.0,
     )
-    answer = control.call(messages.ATTACH, request, 10.0, patient=True)
-    control.close()
-    key = data_key(None, "ps", "0", answer["salt"])
+    try:
+        answer = control.call(messages.ATTACH, request, 10.0, patient=True)
+    finally:
+        control.close()
+    key = data_key(secret, "ps", str(server), answer["salt"])
     return Door(answer["port"], key, int(answer["incarnation"]))
