@@ -20,7 +20,10 @@ ROOT = TESTS.parent
 
 _SUPPORT = [
     TESTS / "support",
-    *(TESTS / "support" / name for name in ("elastic", "estimator", "processes", "training")),
+    *(
+        TESTS / "support" / name
+        for name in ("elastic", "estimator", "hostile", "processes", "training")
+    ),
 ]
 sys.path[:0] = [str(folder) for folder in _SUPPORT if str(folder) not in sys.path]
 if Path.cwd() == ROOT or importlib.util.find_spec("tfdist") is None:

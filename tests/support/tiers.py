@@ -194,6 +194,9 @@ LONG_CASES = {
     "test_metrics_docs.py": r".",
     "test_observability_docs.py": r"test_the_example",
     "test_security.py": r"test_the_commands_of_the_page",
+    # It compiles the op library under sanitizers, and starts two jobs; test_ps_unauthenticated.py
+    # has strangers, and tests/core hostile workers under sanitizers.
+    "test_ps_under_attack.py": r".",
     # Strings.
     "test_embedding_export.py": r"without_tfdist\[1-rank-(tf_)?keras\]",
     # Of the modes the one that waits, and large snapshots.

@@ -1,0 +1,19 @@
+"""Ten minutes of attacks on a job whose parameter servers run under sanitizers, twice.
+
+`attacks.KINDS` lists the attacks of strangers and of a hostile member, with the memory that each
+kind may cost; `attacks` says what a member may do, and does not do here. The job's results are
+those of a job of as many steps that nobody disturbs, bit for bit; no sanitizer reports anything;
+each task holds at most the memory of the undisturbed one, and what the kinds and `attackers.QUIET`
+allow.
+"""
+
+from __future__ import annotations
+
+import pytest
+from attackers import check_under_attack
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("with_secret", [True, False], ids=["secret", "no_secret"])
+def test_attacks_change_nothing(tmp_path, with_secret):
+    check_under_attack(tmp_path, with_secret, seconds=600)
