@@ -200,7 +200,7 @@ std::vector<int> Reducer::Late(TimePoint now) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::set<int> late;
   for (const Sum& sum : sums_) {
-    if (sum.finished) continue;
+    if (sum.waiting.empty()) continue;
     for (int worker = 0; worker < workers_; ++worker) {
       if (!IsMissing(sum, worker)) continue;
       if (std::max(sum.since, returned_[worker]) + patience_(worker) <= now) late.insert(worker);
@@ -213,7 +213,7 @@ TimePoint Reducer::NextDeadline() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   TimePoint next = TimePoint::max();
   for (const Sum& sum : sums_) {
-    if (sum.finished) continue;
+    if (sum.waiting.empty()) continue;
     for (int worker = 0; worker < workers_; ++worker) {
       if (!IsMissing(sum, worker)) continue;
       next = std::min(next, std::max(sum.since, returned_[worker]) + patience_(worker));

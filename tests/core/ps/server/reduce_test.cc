@@ -159,6 +159,23 @@ void TestManyKeys() {
   EXPECT(a.AwaitReduce(a.RequestReduce(7, 2, {1})) == Floats{1});
 }
 
+// A worker that asks for a reduction and is gone keeps nobody waiting: the others are not dropped.
+void TestNobodyWaits() {
+  ServerOptions options = Options(Mode::kSync, 2);
+  options.schedule.worker_timeout_seconds = 1;
+  auto server = StartServer(options);
+  auto a = std::make_unique<RawPsWorker>(*server, 0);
+  RawPsWorker b(*server, 1);
+  EXPECT(!a->HasAnswer(a->RequestReduce(kKey, 1, {1})));
+  a = std::make_unique<RawPsWorker>(*server, 0);
+  Server::Event event;
+  while (server->WaitForEvent(2, &event)) EXPECT(event.kind != Server::Event::Kind::kLog);
+  // It asks again, and now waits.
+  EXPECT(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{1});
+  EXPECT(server->WaitForEvent(20, &event));
+  EXPECT_CONTAINS(event.text, "worker 1 is dropped");
+}
+
 void Main() {
   TestImpatientWorker();
   TestManyKeys();
@@ -167,6 +184,7 @@ void Main() {
   TestRepeatedRequest();
   TestDisagreement();
   TestFewerWorkers();
+  TestNobodyWaits();
   std::puts("ps reduce: ok");
 }
 
