@@ -7,7 +7,9 @@ namespace tfdist::ps {
 namespace {
 
 constexpr size_t kMaxFinishedSums = 256;
-constexpr size_t kMaxSums = 4096;
+// Sums that one worker began and others are missing in; all are looked through at each
+// contribution.
+constexpr size_t kMaxSumsOfWorker = 1024;
 constexpr size_t kMaxKeys = 1 << 16;  // a job has one for each tensor or bucket that it adds up
 
 }  // namespace
@@ -41,9 +43,13 @@ void Reducer::Add(uint64_t session, int worker, uint64_t id, const ReduceRequest
       // The execution finished without this worker, which gets its own values back.
       return deliver_(session, {MessageType::kOk, id, "", std::move(tensors)});
     }
-    if (sums_.size() >= kMaxSums) {
+    const auto begun = std::count_if(sums_.begin(), sums_.end(), [worker](const Sum& other) {
+      return other.first == worker && !other.finished;
+    });
+    if (static_cast<size_t>(begun) >= kMaxSumsOfWorker) {
       const Status status(StatusCode::kFailedPrecondition,
-                          StrCat("too many reductions wait for other workers: ", sums_.size()));
+                          StrCat("too many reductions that rank ", worker,
+                                 " has begun wait for other workers: ", begun));
       return deliver_(session, ErrorAnswer(id, status));
     }
     Sums fresh(1);

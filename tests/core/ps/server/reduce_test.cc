@@ -176,7 +176,23 @@ void TestNobodyWaits() {
   EXPECT_CONTAINS(event.text, "worker 1 is dropped");
 }
 
+// A member begins sums that nobody else knows: the others' are taken all the same.
+void TestLonelySums() {
+  auto server = StartServer(Options(Mode::kSync, 2));
+  RawPsWorker a(*server, 0), b(*server, 1);
+  constexpr uint64_t kMost = 1024;
+  for (uint64_t sequence = 1; sequence <= kMost; ++sequence) a.RequestReduce(kKey, sequence, {1});
+  const RawAnswer refused = a.Await(a.RequestReduce(kKey, kMost + 1, {1}));
+  EXPECT_STATUS(refused.status, StatusCode::kFailedPrecondition);
+  EXPECT_CONTAINS(refused.status.message(), "that rank 0 has begun wait for other workers: 1024");
+  const uint64_t of_b = b.RequestReduce(kKey + 1, 1, {2});
+  EXPECT(!b.HasAnswer(of_b));
+  EXPECT(a.AwaitReduce(a.RequestReduce(kKey + 1, 1, {1})) == Floats{3});
+  EXPECT(b.AwaitReduce(of_b) == Floats{3});
+}
+
 void Main() {
+  TestLonelySums();
   TestImpatientWorker();
   TestManyKeys();
   TestSums();
