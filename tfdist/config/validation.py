@@ -87,10 +87,10 @@ def address_problem(address: Any) -> str | None:
         if ":" in address.rpartition("]")[2]:
             return "the port is not a number"
         return "it has no port"
-    if len(address) > _MAX_ADDRESS:
-        return f"it has more than {_MAX_ADDRESS} characters"
     if len(match["port"]) > 5 or not 1 <= int(match["port"]) <= 65535:
         return "the port is outside 1..65535"
+    if len(address) > _MAX_ADDRESS:
+        return f"it has more than {_MAX_ADDRESS} characters"
     return None
 
 

@@ -274,8 +274,7 @@ class ServerTask:
     def _attach(self, request: messages.Attach, context: ClientContext) -> dict[str, Any]:
         reason = self._reason_to_refuse(request)
         if reason:
-            is_rank = 0 <= request.rank < self._cluster.world_size
-            if is_rank and request.fingerprint == self._fingerprint:
+            if 0 <= request.rank < self._cluster.world_size:
                 self._refused.add(request.rank)
             return {"status": "refused", "reason": reason}
         # Before, this task may find out that it cannot serve.
