@@ -18,7 +18,7 @@ def frame(kind: int, stream: int = 0, content: bytes = b"", flags: int = 0) -> b
     return size + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
 
 
-# What a client says first: that it speaks HTTP/2, and its settings.
+# The first bytes of a client: that it speaks HTTP/2, and its settings.
 MAGIC = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 PREFACE = MAGIC + frame(SETTINGS)
 # So that nothing may be sent to it.

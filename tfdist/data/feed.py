@@ -401,7 +401,7 @@ class Feeds:
         self._feeds: dict[str, Feed] = {}
         self._client: TaskClient | None = None
         self._control: ControlClient | None = None
-        # Waits until the pushes of steps have reached the servers, so many seconds.
+        # Waits for this number of seconds until the pushes of steps have reached the servers.
         self.flush: Callable[[float], None] = lambda seconds: None
         # Seconds to wait for what makes no progress.
         self.timeout = 0.0

@@ -1,4 +1,4 @@
-"""What stands beside the pods.
+"""Objects beside the pods.
 
 Service, priority class, disruption budgets, gang, autoscaler and network policy.
 """

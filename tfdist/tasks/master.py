@@ -459,7 +459,7 @@ class TaskMaster:
                 idle=idle,
                 waits=request.waits,
             )
-            idle = False  # what this worker takes later, in another thread, is not left out
+            idle = False  # tasks that this worker takes later, in another thread, are not left out
             served.note(now)
             if isinstance(found, Returned | Ended):
                 self._changed.notify_all()

@@ -22,7 +22,7 @@ double CheckSeconds(double timeout_seconds) {
   return timeout_seconds > 0 ? timeout_seconds / 10 : kWithoutTimeout;
 }
 
-// A joined rank stands in for at most so many collectives at once, and for so many different ones:
+// Limits of the collectives for which a joined rank stands in, at once and in all:
 // each takes memory here for a few bytes from any peer.
 constexpr size_t kMaxStandIns = 1 << 12;
 constexpr size_t kMaxKeysOfOthers = 1 << 18;

@@ -61,7 +61,7 @@ class StreamHandler {
   // The payload could not be read from the peer's memory, and `target` may have been written to.
   // The peer sends the frame again; until then no frame with the same token comes.
   virtual void OnUnreadable(const FrameHeader&, std::vector<iovec> /*target*/) {}
-  // The peer could not read payloads of this process's memory: so many are sent again.
+  // The peer could not read this number of payloads in this process's memory: they are sent again.
   virtual void OnResent(size_t /*payloads*/) {}
 };
 

@@ -64,7 +64,7 @@ class PeerMemory {
   Status Read(std::vector<iovec> to, std::vector<iovec> from) const;
 
  private:
-  // What stands where the canary is; false if the kernel does not read it.
+  // Reads the bytes at the canary's address; false if the kernel refuses.
   bool ReadCanary(CanaryInfo* found) const;
   bool IsWithdrawn() const;
 

@@ -160,7 +160,7 @@ void TestWithdrawn() {
   }
 }
 
-// What this rank receives of rank 0: frames, whose payload is read if it is not exposed.
+// The frames from rank 0, and their payloads unless they are exposed.
 struct Received {
   FrameHeader header;
   std::string payload;

@@ -84,7 +84,7 @@ FrameHeader OfBytes(uint64_t bytes, uint32_t exposed = 0) {
   return header;
 }
 
-// What is taken out is no longer charged, and a message costs more than it carries.
+// A message that is taken out is no longer charged, and one costs more than it carries.
 void TestCharges() {
   UnexpectedMessages messages;
   std::vector<iovec> target;

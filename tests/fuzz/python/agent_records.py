@@ -1,4 +1,4 @@
-"""What the launcher reads from the agent of a host: `tfdist/launch/hosts`.
+"""The records that the launcher reads from the agent of a host: `tfdist/launch/hosts`.
 
 Input: bytes of the agent, with a split point of each read, or how right records are altered. They
 come by a pipe, as from ssh. The connection may be lost by them, which has a reason; nothing raises,

@@ -30,7 +30,7 @@ def run(data: bytes) -> None:
     except CheckpointError as error:
         assert _PATH in str(error)
         return
-    # What it says can be handed to the server.
+    # The server takes what it says.
     for table in reader.about.tables:
         table.as_c()
     if reader.about.base is not None:

@@ -131,7 +131,7 @@ class Port {
     } else {
       frame.resize(at);
     }
-    // What a header says of a step, or of a collective, means nothing here.
+    // Fields of a header that belong to collectives mean nothing here.
     const bool ignored = frame.size() > at && (at == 6 || at == 7 || (at >= 24 && at < 48));
     peer->right &= ignored;
     return frame;

@@ -81,7 +81,7 @@ class Server final : public ReplyChannel {
   void Run() {
     while (!input_.empty()) Step();
     for (Peer& peer : peers_) End(&peer);
-    // Whatever they did, the server serves others.
+    // The server still serves others.
     Peer& peer = peers_[0];
     Open(&peer);
     Write(&peer, Request(MessageType::kOpen, Encode(OpenRequest{12345, 0})));

@@ -100,7 +100,7 @@ void RestoreProgress(Handle* handle, Input* input) {
                                     sizeof(handle->error));
 }
 
-// What a checkpoint reads of a server.
+// The calls by which a checkpoint reads a server.
 void Read(const Handle& server, bool changed_only) {
   int64_t handle = 0;
   char error[512];

@@ -51,7 +51,7 @@ class Duel final : StreamHandler {
 
   void Run() {
     while (!input_.empty() && !broken_) Step();
-    // What is still under way.
+    // Frames that are still under way.
     for (int i = 0; i < 500 && !broken_ && !expected_.empty(); ++i) {
       Put("", true);
       Receive();

@@ -80,7 +80,7 @@ class Task:
 
 @contextlib.contextmanager
 def task(secret: bytes | None, descriptors: int = 4096) -> Iterator[Task]:
-    """Runs rank 0 of two, which may have so many descriptors."""
+    """Runs rank 0 of two, with a limit of descriptors."""
     cluster = clusters(2)[0]
     environ = {name: text for name, text in os.environ.items() if name != "TFDIST_SECRET"}
     if secret is not None:

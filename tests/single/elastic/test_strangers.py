@@ -40,7 +40,7 @@ LIMITS = Elastic(1, 4, 2)
 
 
 def agreed(process: Process) -> dict:
-    """What a member has described, as true newcomers do, too."""
+    """The description that a member has, and true newcomers send."""
     return json.loads(process.membership._state.description)
 
 

@@ -36,7 +36,7 @@ def test_a_state_that_is_none(content):
 
 
 def test_any_byte_altered(backup):
-    """Whatever is altered: the state is read, is missing, or is an error that says so."""
+    """Each altered file is read, has no state, or is an error that says so."""
     whole, refused = backup.read_bytes(), 0
     for at in range(0, len(whole), 3):
         backup.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])

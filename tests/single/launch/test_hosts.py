@@ -242,7 +242,7 @@ def test_an_agent_that_hears_nothing_ends(monkeypatch, capsys):
 
 @pytest.fixture
 def host_that_says(tmp_path):
-    """Connects to a host whose agent says these lines, whatever it is told."""
+    """Connects to a host whose agent says these lines, and reads nothing."""
     with contextlib.ExitStack() as stack:
         silent = stack.enter_context(open(os.devnull, "wb"))
 

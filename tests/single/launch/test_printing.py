@@ -186,7 +186,7 @@ def refusing(answer):
         server.stop(None).wait(20)
 
 
-# What a JSON text, and the details of a gRPC status, can hold.
+# Characters that a JSON text, and the details of a gRPC status, can hold.
 SENT = HOSTILE.replace("\ud800", "")
 
 

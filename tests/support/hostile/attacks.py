@@ -51,7 +51,7 @@ from tfdist.control.client import ControlClient, RefusedError, UnreachableError
 REFUSED, ANSWERED, LEFT = "refused", "answered", "left"
 # The ranks of the hostile members: the second one replaces tables under the first one's requests.
 MEMBER, ACCOMPLICE = 2, 3
-# What the snapshot brings that the job begins with: tables of rows without slots.
+# Tables in the snapshot with which the job begins: rows without slots.
 TABLES, TABLE_WIDTH, TABLE_ROWS = 200, 8, 64
 # Bounds of what attackers hold at once, per server.
 CONNECTIONS, DRIPS, HALF_CALLS, IDLE_MEMBERS = 300, 40, 300, 32

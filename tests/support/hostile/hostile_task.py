@@ -17,7 +17,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.layers import Embedding
 
-# Of the job: two tasks train; the other ranks are those of hostile members.
+# Ranks of the job: two tasks train; the others are hostile members.
 WORKERS, TRAINING = 4, 2
 IDS, WIDTH, PER_EXAMPLE, BATCH = 2000, 8, 3, 64
 OPTIONS = {"mode": "sync", "num_aggregate": TRAINING, "epoch_timeout": 0.0}

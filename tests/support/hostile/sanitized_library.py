@@ -14,7 +14,7 @@ from launching import PACKAGE
 OPS = Path(__file__).resolve().parents[3] / "ops"
 # Freed memory waits there before it is used again: MB, part of what a task holds.
 QUARANTINE = 16
-# What a loop of ours does, so that no function is in between that the sanitizer replaces, such as
+# Misuse in a loop of ours, so that no function is in between that the sanitizer replaces, such as
 # memcpy: it reads a block of the C heap beyond its end, and at addresses of no int64.
 _MISUSES = {"heap-buffer-overflow": "64, 0", "misaligned address": "256, 1"}
 _MISUSE = """

@@ -57,7 +57,7 @@ _ANSWER_TIMEOUT = 30.0
 _CLOSE_TIMEOUT = 30.0
 _END_TIMEOUT = 10.0
 _LOST_CODE = 255
-# What a record that no agent sends raises where it is used.
+# Errors where a record is used that no agent sends.
 _UNUSABLE = (records.RecordError, ArithmeticError, LookupError, TypeError, ValueError)
 
 

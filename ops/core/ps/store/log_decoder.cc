@@ -44,7 +44,7 @@ class ArrayCutter {
  public:
   explicit ArrayCutter(std::string_view arrays) : arrays_(arrays), rest_(arrays) {}
 
-  // Nothing if so many bytes are not left.
+  // No value if fewer bytes are left.
   std::string_view Cut(CheckedSize bytes) {
     told_ += bytes;
     if (!told_.IsAtMost(arrays_.size())) return {};

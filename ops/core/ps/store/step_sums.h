@@ -45,8 +45,8 @@ class StepSums {
   NotApplied Close(int contributions, TaskRecord* tasks = nullptr);
 
  private:
-  // What has sums, which the next step does not have. Tables are named by their ids: a table may be
-  // replaced while the step is open.
+  // Shards and tables with sums; the next step begins without. Tables are named by their ids: a
+  // table may be replaced while the step is open.
   std::pair<std::vector<Shard*>, std::map<uint32_t, TableSums>> Take();
   void Collect(int worker, Update* update);
   void CollectRows(int worker, const Update& update);

@@ -297,7 +297,7 @@ void TestServer() {
   std::remove(values.c_str());
 }
 
-// Valid logs in which some numbers are replaced, and the checksums made right again: whatever they
+// Valid logs in which some numbers are replaced, and the checksums made right again: however they
 // are, the replay ends, and touches no memory of others.
 void TestMutations() {
   std::mt19937_64 random(20);
