@@ -12,7 +12,7 @@ import grpc
 from tfdist.config.printing import printable
 from tfdist.control import messages
 from tfdist.control.signing import Metadata, Signer
-from tfdist.errors import AuthenticationError, ClusterConfigError
+from tfdist.errors import AuthenticationError, ClusterConfigError, TfdistError
 
 _OPTIONS = [
     # A connection of its own: the server limits the calls of each.
@@ -111,6 +111,7 @@ class ControlClient:
           AuthenticationError: the two tasks do not hold the same secret.
           ClusterConfigError: the other task refuses this one, or another program answers at its
             address.
+          TfdistError: the request is larger than a server takes.
         """
         deadline = time.monotonic() + wait + ANSWER_MARGIN
         try:
@@ -150,6 +151,11 @@ class ControlClient:
             return reply, signed, metadata
 
         body = messages.encode(request)
+        if len(body) > messages.MAX_REQUEST_BYTES:
+            raise TfdistError(
+                f"{self._both()}: expected a {type(request).__name__} request of at most "
+                f"{messages.MAX_REQUEST_BYTES:,} bytes, has {len(body):,}"
+            )
         kept = self._signer.kept_challenge()
         try:
             reply, signed, metadata = exchange(kept or self._new_challenge(send))

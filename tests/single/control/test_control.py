@@ -266,6 +266,27 @@ def test_a_patient_call_waits_for_a_server_that_starts_later():
     connection.close()
 
 
+def test_a_request_that_is_too_large_is_not_sent():
+    """gRPC's server would answer it late, and calls on the same connection would wait for that."""
+    (cluster,) = clusters(1)
+    with (
+        contextlib.closing(server.ControlServer(cluster, None, {})),
+        contextlib.closing(
+            client.ControlClient(cluster, None, cluster.address, "worker 0")
+        ) as connection,
+    ):
+        question = messages.Clock(protocol=messages.PROTOCOL, wait=20.0)
+        connection.call(messages.CLOCK, question, 20.0, patient=False)
+        request = messages.ElasticLeave(messages.PROTOCOL, "x" * 70_000, wait=20.0)
+        for _ in range(20):
+            with pytest.raises(
+                TfdistError, match="ElasticLeave .* 65,536 bytes, has 70,"
+            ) as raised:
+                connection.call(messages.ELASTIC_LEAVE, request, 20.0, patient=True)
+            assert not isinstance(raised.value, ClusterConfigError)  # of the other task
+        connection.call(messages.CLOCK, question, 20.0, patient=False)
+
+
 def test_a_silent_connection_is_kept(monkeypatch):
     """The server puts up with the pings by which the client keeps it; here 200 times as many."""
     for module in (client, server):
