@@ -65,14 +65,17 @@ class _Unproven:
 
 
 class Connections:
-    """The connections that this process has accepted on a port. Not thread-safe.
+    """The connections that this process has accepted at an address. Not thread-safe.
 
     Args:
+      host: the numeric address; a wildcard for all of this host's.
       port: the port.
       tasks: the number of the job's tasks.
     """
 
-    def __init__(self, port: int, tasks: int) -> None:
+    def __init__(self, host: str, port: int, tasks: int) -> None:
+        # Data connections may have the same port at another address.
+        self._host = None if ipaddress.ip_address(host).is_unspecified else _plain(host)
         self._port = port
         # The rest of the descriptors is for the job.
         self._most = min(max(_MOST, _MOST_OF_A_TASK * tasks), _most_descriptors() // 2)
@@ -116,7 +119,7 @@ class Connections:
     def _shrink_buffers(self) -> None:
         """Makes the listening sockets accept connections with small buffers."""
         size = ctypes.c_int(_RECEIVE_BUFFER)
-        for descriptor in self._of_the_port():
+        for descriptor in self._sockets():
             if _address(_libc.getpeername, descriptor) is None:
                 _libc.setsockopt(
                     descriptor,
@@ -141,16 +144,18 @@ class Connections:
     def _accepted(self) -> dict[Peer, int]:
         """Returns the descriptors of the connections."""
         found = {}
-        for descriptor in self._of_the_port():
+        for descriptor in self._sockets():
             peer = _address(_libc.getpeername, descriptor)
             if peer is not None:  # else it listens, or was closed meanwhile
                 found[peer] = descriptor
         return found
 
-    def _of_the_port(self) -> Iterator[int]:
+    def _sockets(self) -> Iterator[int]:
         for descriptor in _descriptors():
             own = _address(_libc.getsockname, descriptor)
-            if own is not None and own[1] == self._port:
+            if own is None or own[1] != self._port or self._host not in (None, own[0]):
+                continue
+            if _is_tcp(descriptor):  # a question to a name server has a port of the other kind
                 yield descriptor
 
 
@@ -190,6 +195,14 @@ def _address(function: Any, descriptor: int) -> Peer | None:
     if family == socket.AF_INET6:
         return _plain(socket.inet_ntop(socket.AF_INET6, raw[8:24])), port
     return None
+
+
+def _is_tcp(descriptor: int) -> bool:
+    kind, size = ctypes.c_int(), ctypes.c_uint32(ctypes.sizeof(ctypes.c_int))
+    failed = _libc.getsockopt(
+        descriptor, socket.SOL_SOCKET, socket.SO_TYPE, ctypes.byref(kind), ctypes.byref(size)
+    )
+    return not failed and kind.value == socket.SOCK_STREAM
 
 
 def _bytes_received(descriptor: int) -> int:

@@ -196,10 +196,10 @@ class ControlServer:
         )
         assert self._cluster.address is not None
         port = int(self._cluster.address.rpartition(":")[2])
-        self._listen(server, interface, port)
+        host = self._listen(server, interface, port)
         logging.getLogger("grpc._cython.cygrpc").addFilter(_QUIET)
         tasks = sum(map(len, self._cluster.as_dict().values()))
-        self._connections = Connections(port, tasks)
+        self._connections = Connections(host, port, tasks)
         await server.start()
         self._watching = asyncio.create_task(self._watch())
         return server
@@ -236,7 +236,8 @@ class ControlServer:
         self._end_loop()
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _listen(self, server: grpc.aio.Server, interface: str, port: int) -> None:
+    def _listen(self, server: grpc.aio.Server, interface: str, port: int) -> str:
+        """Returns the numeric address on which it listens, which may be a wildcard."""
         # gRPC accepts one of IPv4 and IPv6 even if the other is taken, and writes the reason to
         # stderr only.
         hosts = ("::", "0.0.0.0") if interface == interfaces.EVERY else (interface,)
@@ -250,7 +251,7 @@ class ControlServer:
             try:
                 name = f"[{host}]" if ":" in host else host
                 if server.add_insecure_port(f"{name}:{port}") == port:
-                    return
+                    return host
             except RuntimeError:
                 continue
         # The port was free a moment ago: another process has taken it since.

@@ -232,6 +232,33 @@ def test_the_tasks_of_a_large_job_may_come_all_at_once():
         assert count_open(strangers) == 2 * MOST + 40
 
 
+def test_connections_of_other_listeners_are_left_alone():
+    """A job's data port may have the control port's number, at another address."""
+    with contextlib.ExitStack() as opened:
+        other = opened.enter_context(socket.create_server(("127.0.0.2", 0)))
+        port = other.getsockname()[1]
+        own = opened.enter_context(socket.create_server(("127.0.0.1", port)))
+        known = connections.Connections("127.0.0.1", port, tasks=2)
+        asks = opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        asks.bind(("127.0.0.1", port))
+        asks.connect(("127.0.0.1", 9))
+        ends = []
+        for listener in (other, own):
+            sender = opened.enter_context(socket.create_connection(listener.getsockname()))
+            ends.append((sender, opened.enter_context(listener.accept()[0])))
+        assert known.limit() == 0
+        assert set(known._unproven) == {ends[1][0].getsockname()}
+        for sender, receiver in ends:
+            for _ in range(5):
+                sender.sendall(bytes(60_000))
+                receiver.recv(60_000, socket.MSG_WAITALL)
+        assert known.limit() == 1
+        ends[0][0].sendall(b"more")
+        assert ends[0][1].recv(4, socket.MSG_WAITALL) == b"more"
+        with pytest.raises(ConnectionError):
+            ends[1][0].recv(1)
+
+
 def attacks() -> list[bytes]:
     """Returns what strangers say to a control port, of all kinds."""
     path, frame = messages.JOIN, raw_http2.frame
