@@ -354,7 +354,7 @@ class Feed:
             )
             self._reported_at, self._reported = time.monotonic(), trained
             for stream in streams:
-                stream.forget(held, refused.union(lost))
+                stream.forget(held, refused.union(lost, released))
             with self._lock:
                 self._streams = [x for x in self._streams if x not in old or x is streams[-1]]
             if lost:

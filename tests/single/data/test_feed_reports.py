@@ -65,3 +65,11 @@ def test_pushes_that_commit_are_not_waited_for(job):
     job.feed.train()
     job.feed.report()
     assert not job.flushes and len(job.counts()["pending"]) == 1
+
+
+def test_what_is_given_back_is_not_reported_as_lost(job, caplog):
+    """A training has ended before its input."""
+    job.feed.end_iteration()
+    assert not job.counts()["pending"]
+    job.feed.report(leaves=True)
+    assert not caplog.records
