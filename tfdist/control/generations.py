@@ -131,7 +131,8 @@ class Generations:
       addresses: of the training tasks that this process knows, in the order of their ranks.
       start: the number of founders.
       description: what all members must agree on.
-      ask: begins to ask a process at its address who it is, without waiting; see `confirm`.
+      ask: begins to ask a process at its address who it is, without waiting; see `confirm`. It
+        is also told the host of the call.
       callers_are_signed: all callers hold the shared secret.
     """
 
@@ -143,7 +144,7 @@ class Generations:
         start: int,
         description: Mapping[str, str],
         *,
-        ask: Callable[[Member], None],
+        ask: Callable[[Member, str], None],
         callers_are_signed: bool = False,
     ) -> None:
         self.me = me
@@ -564,7 +565,7 @@ class Generations:
             founder, evicted = self._founders.add(member, context)
             self._end_call_of(evicted)
             if not founder.is_confirmed:
-                self._ask(member)
+                self._ask(member, context.host)
             self._found_if_complete()
             self._notify()
             self._hold(
@@ -590,10 +591,11 @@ class Generations:
         """Takes a process's wish to be in the next generation, and waits until it is formed.
 
         Returns:
-          {"status": "complete", "generation"}; {"status": "waiting", "missing": [texts]};
-          {"status": "redirect", "leader"}; {"status": "out", "number", "mark"} (the caller is no
-          member of this reference); {"status": "elsewhere"} (this process cannot lead the caller);
-          {"status": "refused", "reason"} or {"status": "closed"}.
+          {"status": "complete", "generation"}; {"status": "waiting", "missing": [texts], "reached"
+          (whether the caller has answered at its address)}; {"status": "redirect", "leader"};
+          {"status": "out", "number", "mark"} (the caller is no member of this reference);
+          {"status": "elsewhere"} (this process cannot lead the caller); {"status": "refused",
+          "reason"} or {"status": "closed"}.
         """
         with self._changed:
             return self._signed(self._form(request, context), request)
@@ -622,7 +624,7 @@ class Generations:
             self._arrived.pop(caller, None)
             return answer
         if not arrival.is_confirmed:
-            self._ask(member)
+            self._ask(member, context.host)
         elif former is None or former.holds_state != arrival.holds_state:
             self._notify()
 
@@ -645,6 +647,7 @@ class Generations:
         return {
             "status": "closed" if self._closed else "waiting",
             "missing": [str(member) for member in self._missing()] if is_proven else [],
+            "reached": arrival.is_confirmed,
         }
 
     def address(self, request: messages.ElasticAddress, context: ClientContext) -> dict[str, Any]:

@@ -16,12 +16,17 @@ _MAX_WAIT = 30.0
 class ClientContext:
     """The connection of a call that waits for its answer.
 
+    Args:
+      host: the caller's, a numeric address; empty for this process's own calls.
+
     Attributes:
+      host: as in the arguments.
       disconnected: the connection has broken.
       on_disconnect: is called when it breaks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "") -> None:
+        self.host = host
         self.disconnected = False
         self.on_disconnect: Callable[[], None] = lambda: None
 

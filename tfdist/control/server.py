@@ -283,7 +283,7 @@ class ControlServer:
                 if method == messages.CLOCK:
                     answer = clock.answer(request, received)
                 else:
-                    answer = await self._handle(method, request)
+                    answer = await self._handle(method, request, peer[0])
             except messages.MessageError as error:
                 await self._refusals.add(peer[0], None, str(error))
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -324,11 +324,11 @@ class ControlServer:
         """
         return self._signer.has_secret or getattr(request, "fingerprint", None) == self._fingerprint
 
-    async def _handle(self, method: str, request: Any) -> dict[str, Any]:
+    async def _handle(self, method: str, request: Any, host: str) -> dict[str, Any]:
         handler = self._handlers.get(method)
         if handler is None:
             return {"status": "refused", "reason": self._misdirected(method, request)}
-        client = ClientContext()
+        client = ClientContext(host)
         answering = self._loop.run_in_executor(self._pool, handler, request, client)
         try:
             return await asyncio.shield(answering)

@@ -38,16 +38,23 @@ class Joining:
         began = last_met = time.monotonic()
         next_log = began + self._peers.timing.log
         target: tuple[str, str] | None = None
+        is_reached = True
         while True:
             self._peers.check()
             now = time.monotonic()
+            if now >= last_met + self._peers.timeout and not is_reached:
+                raise RendezvousTimeoutError(
+                    f"{self._wait_in_words(target, is_reached)}, for {self._peers.timeout:g} s; "
+                    "expected that address to lead here from the hosts of the members"
+                )
             if now >= last_met + self._peers.timeout:
                 raise RendezvousTimeoutError(
                     f"{self._peers.me.name}: no member of the job has answered for "
                     f"{self._peers.timeout:g} s; asked {self._peers.described(known)}"
                 )
             if now >= next_log:
-                _log.warning("%s, for %.0f s by now", self._wait_in_words(target), now - began)
+                words = self._wait_in_words(target, is_reached)
+                _log.warning("%s, for %.0f s by now", words, now - began)
                 next_log = now + self._peers.timing.log
             if target is None:
                 known = self._peers.others()
@@ -58,14 +65,15 @@ class Joining:
                     if generation is not None:
                         return generation
                 else:
-                    _log.info("%s", self._wait_in_words(target))
+                    _log.info("%s", self._wait_in_words(target, is_reached))
                 continue
             reply = self._call_as_newcomer(*target)
             status = reply.get("status")
+            is_reached = status != "waiting" or reply.get("reached") is True
             if status == "complete":
                 return self._peers.received(reply)
             if status == "waiting":
-                last_met = time.monotonic()
+                last_met = time.monotonic() if is_reached else last_met
             elif status == "redirect":
                 # A newcomer is not told its id.
                 leader = member_of({**reply["leader"], "process": "unknown"})
@@ -77,8 +85,13 @@ class Joining:
                 target = None
                 self._peers.pause(self._peers.timing.retry)
 
-    def _wait_in_words(self, target: tuple[str, str] | None) -> str:
+    def _wait_in_words(self, target: tuple[str, str] | None, is_reached: bool) -> str:
         me = self._peers.me.name
+        if target is not None and not is_reached:
+            return (
+                f"{me}: a newcomer: {target[1]} has not reached this process at "
+                f"{self._peers.me.address}"
+            )
         if target is None:
             asked = self._peers.described(self._peers.others())
             return f"{me}: a newcomer: looks for a member of the job; asked {asked}"

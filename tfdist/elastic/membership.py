@@ -124,7 +124,7 @@ class Membership:
             tuple(names),
             start,
             description,
-            ask=lambda member: self._peers.confirm(member),
+            ask=lambda member, host: self._peers.confirming.ask(member.address, host),
             callers_are_signed=settings.secret is not None,
         )
         probes = Probes(cluster, settings.secret, timing.answer)

@@ -14,10 +14,8 @@ from tfdist.control.generations import Generations
 from tfdist.control.members import Generation, Member
 from tfdist.control.messages import MessageError
 from tfdist.control.probes import Answer, Probes
+from tfdist.elastic.confirming import Confirming
 from tfdist.errors import ClusterConfigError, TfdistError
-
-# Addresses that this process was not given, and at which it looks for newcomers at a time.
-_MOST_STRANGE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +65,7 @@ class Peers:
       me: this process.
       fingerprint: of the addresses that are known from the beginning.
       closed: this process leaves the job.
+      confirming: asks at the addresses of processes that come.
     """
 
     def __init__(
@@ -82,14 +81,11 @@ class Peers:
         self.probes = probes
         self.names = dict(names)
         self.fingerprint = messages.fingerprint(names)
-        self._given = frozenset(names)
         self._processes: dict[str, str] = {}  # the members' ids, by address
-        self._lock = threading.Lock()
-        # By address: whether a process has come since it was asked.
-        self._confirming: dict[str, bool] = {}
         self.timing = timing
         self.timeout = timeout
         self.closed = threading.Event()
+        self.confirming = Confirming(state, lambda: self.probes, names, timing.retry, self.closed)
 
     @property
     def poll(self) -> float:
@@ -132,38 +128,6 @@ class Peers:
         has taken its port.
         """
         self.state.declare_dead(member.process, "another process has its address")
-
-    def confirm(self, member: Member) -> None:
-        """Begins to ask at a process's address whether it is there; does not wait.
-
-        Anybody can name an address, again and again: each is asked now and then, and few are that
-        were not given to this process. A process whose address is left out calls again.
-        """
-        address = member.address
-        with self._lock:
-            if address in self._confirming:
-                self._confirming[address] = True
-                return
-            others = len(self._confirming.keys() - self._given)
-            if address not in self._given and others >= _MOST_STRANGE:
-                return
-            self._confirming[address] = True
-        threading.Thread(
-            target=self._confirm, args=(address,), name="tfdist-confirm", daemon=True
-        ).start()
-
-    def _confirm(self, address: str) -> None:
-        while True:
-            with self._lock:
-                if not self._confirming[address] or self.closed.is_set():
-                    del self._confirming[address]
-                    return
-                # A process that comes after the answer is asked after the pause.
-                self._confirming[address] = False
-            answer = self.probes.probe_stranger(address)
-            if answer is not None:
-                self.state.confirm(address, answer.is_from)
-            self.closed.wait(self.timing.retry)
 
     def form_request(self, wait: float) -> messages.ElasticForm:
         reference = self.state.reference

@@ -39,7 +39,7 @@ def machine(index, start, elastic=None, *, key=None, signed=False, answers=True,
     """
     member = Member(proofs.process_id(key or key_of(index)), f"worker {index}", ADDRESSES[index])
 
-    def ask(other):
+    def ask(other, host):
         if answers:
             state.confirm(other.address, lambda process: process == other.process)
 
@@ -845,9 +845,9 @@ def test_a_process_whose_call_is_held_is_not_dead_because_another_one_says_so():
 def test_a_newcomer_counts_once_it_has_answered_at_its_address():
     leader, other = job(2)
     calls = []
-    leader._ask = calls.append
+    leader._ask = lambda member, host: calls.append(member)
     newcomer = machine(4, 2)
-    assert form(newcomer, leader) == {"status": "waiting", "missing": []}
+    assert form(newcomer, leader) == {"status": "waiting", "missing": [], "reached": False}
     assert calls == [newcomer.me] and not leader.newcomers_wait()
     # Another one answers there.
     leader.confirm(newcomer.me.address, lambda process: False)
@@ -864,7 +864,7 @@ def test_a_newcomer_counts_once_it_has_answered_at_its_address():
 def test_strangers_that_wait_are_few_and_leave_room_for_others():
     leader, other = job(2)
     true = machine(4, 2)
-    leader._ask = lambda member: None
+    leader._ask = lambda member, host: None
     calls = [Background(form, machine(5, 2, key="held"), leader, wait=20.0)]
     while not leader._arrived:
         assert not calls[0].done()
@@ -884,7 +884,7 @@ def test_strangers_that_wait_are_few_and_leave_room_for_others():
 def test_strangers_cannot_take_the_places_of_founders():
     leader = machine(0, 3)
     asked = []
-    leader._ask = asked.append
+    leader._ask = lambda member, host: asked.append(member)
     founders = [machine(index, 3) for index in (1, 2)]
     for founder in founders:
         assert found(founder, leader, 3)["status"] == "waiting"

@@ -18,6 +18,7 @@ import pytest
 from control_tasks import Background, LogWatch
 from elastic_members import (
     QUICK,
+    TIMEOUT,
     Process,
     addresses,
     check,
@@ -31,7 +32,7 @@ from strangers import STRANGER, call, flood, form, leave, made_up, probe, proof
 
 from tfdist.config.elastic import Elastic
 from tfdist.control import messages
-from tfdist.errors import ClusterConfigError
+from tfdist.errors import ClusterConfigError, RendezvousTimeoutError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -144,6 +145,24 @@ def test_few_addresses_that_strangers_name_are_called_at_a_time():
         newcomer = joining(processes, known, 2, LIMITS)
         worlds = together([process.form for process in processes[:2]])
         check(processes, [*worlds, newcomer.result()], newcomers=[2])
+
+
+def test_a_newcomer_that_no_member_can_reach_says_so():
+    """A firewall lets it call the others, and drops what they send to its address."""
+    with closing() as processes:
+        known = founded(processes, 2, LIMITS, known=addresses(3))
+        for process in processes:
+            process.probes.probe_stranger = lambda address: None
+        newcomer = Process(known, 2, LIMITS, timeout=2.0)
+        processes.append(newcomer)
+        assert newcomer.membership.begin() is None
+        call = Background(newcomer.form)
+        told = (
+            f"worker 2: a newcomer: worker 0 at {known[0]} has not reached this process at "
+            f"{known[2]}, for 2 s; expected"
+        )
+        with pytest.raises(RendezvousTimeoutError, match=told):
+            call.result(TIMEOUT)
 
 
 def test_a_stranger_s_later_generation_keeps_no_member_and_no_newcomer_out():
