@@ -731,6 +731,13 @@ class Generations:
             messages.ELASTIC_LEAVE: self.leave,
         }
 
+    def is_from_the_job(self, request: Any) -> bool:
+        """Whether the caller has proven that it is of this job. Without the lock.
+
+        A proof with the job's id does not count: it may have gone to a stranger.
+        """
+        return isinstance(request, proofs.Request) and self._is_proven(request)
+
     # With the lock.
 
     def _is_proven(self, request: proofs.Request) -> bool:

@@ -139,6 +139,7 @@ class ControlServer:
         each training task, and some.
       interface: the interface (`TFDIST_INTERFACE`) on which it listens if the task's address is
         none of this host's.
+      is_from_the_job: whether a request proves by itself that a task of the job has made it.
 
     Raises:
       AddressInUseError: another process listens on the port.
@@ -153,7 +154,9 @@ class ControlServer:
         handlers: Mapping[str, Handler],
         max_threads: int | None = None,
         interface: str | None = None,
+        is_from_the_job: Callable[[Any], bool] = lambda request: False,
     ) -> None:
+        self._is_from_the_job = is_from_the_job
         self._name = f"{cluster.task_name} at {cluster.address}"
         self._cluster = cluster
         self._signer = Signer(secret)
@@ -320,9 +323,11 @@ class ControlServer:
     def _is_of_the_job(self, request: Any) -> bool:
         """Whether a request, authentic if there is a secret, comes from a task of the job.
 
-        Without a secret that is a caller who knows the addresses of all tasks.
+        Without a secret that is a caller who knows the addresses of all tasks, or another member of
+        an elastic job.
         """
-        return self._signer.has_secret or getattr(request, "fingerprint", None) == self._fingerprint
+        knows_all = getattr(request, "fingerprint", None) == self._fingerprint
+        return self._signer.has_secret or knows_all or self._is_from_the_job(request)
 
     async def _handle(self, method: str, request: Any, host: str) -> dict[str, Any]:
         handler = self._handlers.get(method)

@@ -145,6 +145,7 @@ class Membership:
                 self._state.handlers,
                 max_threads=_MAX_THREADS,
                 interface=settings.interface,
+                is_from_the_job=self._state.is_from_the_job,
             )
 
     def describe(self, more: Mapping[str, str], instead_of: Collection[str] = ()) -> None:

@@ -31,7 +31,7 @@ from elastic_members import (
 from strangers import STRANGER, call, flood, form, leave, made_up, probe, proof
 
 from tfdist.config.elastic import Elastic
-from tfdist.control import messages
+from tfdist.control import messages, proofs
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError
 
 pytestmark = pytest.mark.timeout(60)
@@ -163,6 +163,19 @@ def test_a_newcomer_that_no_member_can_reach_says_so():
         )
         with pytest.raises(RendezvousTimeoutError, match=told):
             call.result(TIMEOUT)
+
+
+def test_a_member_that_was_given_other_addresses_is_no_stranger_to_the_port():
+    """Its connection does not count among those that are closed if there are too many."""
+    with closing() as processes:
+        founded(processes, 2, LIMITS)
+        first, other = (process.membership for process in processes)
+        request = other._peers.form_request(0.0)
+        request = dataclasses.replace(request, fingerprint=messages.fingerprint(()))
+        assert first._server is not None
+        assert not first._server._is_of_the_job(request)
+        assert not first._server._is_of_the_job(proofs.prove(request, STRANGER))
+        assert first._server._is_of_the_job(proofs.prove(request, first.process))
 
 
 def test_a_stranger_s_later_generation_keeps_no_member_and_no_newcomer_out():
