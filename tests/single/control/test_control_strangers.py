@@ -171,6 +171,34 @@ def test_header_fields_without_an_end_cost_little_memory():
         wait_until(lambda: count_open(strangers) == 0, "the strangers' end")
 
 
+def test_many_that_send_header_fields_at_once_cost_little_memory():
+    """All that they send between two looks is kept; they come again as soon as they are reset."""
+    begin = raw_http2.frame(raw_http2.HEADERS, 1, raw_http2.field(b":method", b"POST"))
+    more = raw_http2.frame(raw_http2.CONTINUATION, 1, raw_http2.field(b"x", bytes(16_000)))
+    with task(SECRET) as rank_0, closing_all() as strangers:
+        rank_0.answers()
+        before, end = rank_0.megabytes(), time.monotonic() + rounds(4, long=60)
+        left: dict[socket.socket, memoryview] = {}
+        while time.monotonic() < end:
+            while len(left) < 60:
+                stranger = raw_http2.connect(rank_0.address, raw_http2.PREFACE + begin)
+                if stranger is not None:
+                    stranger.setblocking(False)
+                    left[stranger] = memoryview(more * 60)
+            for stranger, content in list(left.items()):
+                try:
+                    left[stranger] = content[stranger.send(content) :] or memoryview(more * 60)
+                except BlockingIOError:
+                    continue
+                except OSError:  # thrown out
+                    stranger.close()
+                    del left[stranger]
+        strangers += left
+        rank_0.answers()
+        print(rank_0.megabytes() - before)
+        assert rank_0.megabytes() - before < 300
+
+
 @pytest.mark.parametrize("secret", [SECRET, None], ids=["secret", "open"])
 def test_connections_of_strangers_are_bounded(secret):
     members = clusters(2)
