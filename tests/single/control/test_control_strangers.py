@@ -24,6 +24,7 @@ from tfdist.control import connections, messages, refusals
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.server import ControlServer
 from tfdist.errors import AuthenticationError
+from tfdist.launch.ports import free_ports
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -195,7 +196,6 @@ def test_many_that_send_header_fields_at_once_cost_little_memory():
                     del left[stranger]
         strangers += left
         rank_0.answers()
-        print(rank_0.megabytes() - before)
         assert rank_0.megabytes() - before < 300
 
 
@@ -263,8 +263,8 @@ def test_the_tasks_of_a_large_job_may_come_all_at_once():
 def test_connections_of_other_listeners_are_left_alone():
     """A job's data port may have the control port's number, at another address."""
     with contextlib.ExitStack() as opened:
-        other = opened.enter_context(socket.create_server(("127.0.0.2", 0)))
-        port = other.getsockname()[1]
+        (port,) = free_ports(1)
+        other = opened.enter_context(socket.create_server(("127.0.0.2", port)))
         own = opened.enter_context(socket.create_server(("127.0.0.1", port)))
         known = connections.Connections("127.0.0.1", port, tasks=2)
         asks = opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
