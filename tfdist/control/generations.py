@@ -43,6 +43,12 @@ successors are not. So where the majority depends on proofs of death, the leader
 addresses that it knows whether the job lives there (`asked_all`). A member that has told this
 process that it leaves is no such case: it counts for the majority, as it is in no later generation.
 
+**Attempts.** A process that has entered a generation, and lost it before it had established it,
+cannot know whether another member has established it. Then those may go on from there, by the
+majority of that generation. So it takes part in a later one only if that has at least half of the
+attempt's members that are not proven dead: no majority of them can go on elsewhere. Two lines of
+generations would need it in both.
+
 **Belief.** A call is believed only as far as its caller has proven something (see `proofs`):
 
 - Anybody may probe this process: it says that it lives, and whether it is a member.
@@ -53,7 +59,8 @@ process that it leaves is no such case: it counts for the majority, as it is in 
   largest number, of its own state, and of a later established generation that this process has
   received from its leader.
 - A later generation that it has not received is never believed in a call. If more than half of the
-  other living members answer so, or all that are neither here nor given up, this process is out.
+  other living members, of the reference or of an attempt, answer so, or all that are neither here
+  nor given up, this process is out.
   Nobody is while more than half of all members are here, and know no attempt since the reference.
 
 An established generation with this process in it is one that it has entered, as said above, so that
@@ -163,6 +170,8 @@ class Generations:
         self._base: Generation | None = None
         self._reference: Generation | None = None
         self._entered: Generation | None = None
+        # Entered and not established, by their members' ids: of equal ones the last.
+        self._attempts: dict[frozenset[str], Generation] = {}
         self._job = ""
         self._received: collections.deque[Generation] = collections.deque(maxlen=_MAX_RECEIVED)
         # By member: the number of a generation without this process that it knows.
@@ -259,6 +268,12 @@ class Generations:
             return self._entered
 
     @property
+    def attempts(self) -> list[Generation]:
+        """The generations since the reference that this process has entered."""
+        with self._changed:
+            return list(self._attempts.values())
+
+    @property
     def highest(self) -> int:
         """The largest generation number that this process has seen."""
         with self._changed:
@@ -284,6 +299,7 @@ class Generations:
             self._forming = False
             self._leader = None
             self._arrived.clear()
+            self._attempts.clear()
             self._claims.clear()
             self._notify()
 
@@ -317,6 +333,8 @@ class Generations:
         """Records that this process is connected to the members of a generation."""
         with self._changed:
             self._entered = generation
+            if self._reference is not None and generation.number > self._reference.number:
+                self._attempts[generation.processes] = generation
             self._forming = False
             self._leader = None
             self._notify()
@@ -868,6 +886,11 @@ class Generations:
         for received in list(self._received):
             if received.number <= generation.number:
                 self._received.remove(received)
+        self._attempts = {
+            processes: attempt
+            for processes, attempt in self._attempts.items()
+            if attempt.number > generation.number
+        }
         self._claims.clear()
 
     def _receive(self, generation: Generation) -> None:
@@ -881,16 +904,26 @@ class Generations:
         reference = self._reference
         if reference is None or not self._claims or self._most_are_here():
             return False
+        return any(
+            self._say_so(generation, given_up)
+            for generation in (reference, *self._attempts.values())
+        )
+
+    def _say_so(self, generation: Generation, given_up: Collection[str]) -> bool:
+        """Whether the other members of a generation say that the job has gone on."""
+        assert self._reference is not None
         others = [
-            member.process
-            for member in reference.members
-            if member != self.me
-            and (member.process in self._claims or member.process not in self._dead)
+            process
+            for process in generation.processes & self._reference.processes
+            if process != self.me.process and (process in self._claims or process not in self._dead)
         ]
         say_so = sum(process in self._claims for process in others)
-        return 2 * say_so > len(others) or all(
-            process in self._claims or process in given_up or self._arrived.has(process)
-            for process in others
+        return 2 * say_so > len(others) or (
+            say_so > 0
+            and all(
+                process in self._claims or process in given_up or self._arrived.has(process)
+                for process in others
+            )
         )
 
     def _most_are_here(self) -> bool:

@@ -69,6 +69,11 @@ class Generation:
     def __contains__(self, process: object) -> bool:
         return any(member.process == process for member in self.members)
 
+    @property
+    def processes(self) -> frozenset[str]:
+        """The ids of all members."""
+        return frozenset(member.process for member in self.members)
+
     def rank(self, process: str) -> int:
         """Returns the rank of a member."""
         return [member.process for member in self.members].index(process)

@@ -232,6 +232,7 @@ class Membership:
                         generation = self._agreement.run(deadline, admits, rejoins, on_too_few)
                     for member in generation.members:
                         self._peers.learn(member)
+                    self._peers.check_attempts(generation, deadline)
                     self._connection.run(communicator, generation, deadline)
                     break
                 except Again as failure:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -15,7 +17,9 @@ from tfdist.control.members import Generation, Member
 from tfdist.control.messages import MessageError
 from tfdist.control.probes import Answer, Probes
 from tfdist.elastic.confirming import Confirming
-from tfdist.errors import ClusterConfigError, TfdistError
+from tfdist.errors import ClusterConfigError, RendezvousTimeoutError, TfdistError
+
+_log = logging.getLogger("tfdist.elastic")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +113,34 @@ class Peers:
             self.state.declare_dead(member.process, "its task was started again")
             return True
         return False
+
+    def check_attempts(self, generation: Generation, deadline: float) -> None:
+        """Raises Again, after a pause, if another part of the job may go on without this process.
+
+        Args:
+          generation: the next one.
+          deadline: monotonic time until which the others may come.
+
+        Raises:
+          RendezvousTimeoutError: the same at the deadline.
+        """
+        for attempt in self.state.attempts:
+            living = [m for m in attempt.members if m == self.me or not self.has_ended(m)]
+            absent = [m for m in living if m.process not in generation]
+            if 2 * len(absent) <= len(living):
+                continue
+            why = (
+                f"{self.me.name}: was in generation {attempt.number} until it failed, and cannot "
+                f"know whether it has gone on: expected at least half of its living members, "
+                f"missing: {listed(absent)}"
+            )
+            if time.monotonic() >= deadline:
+                raise RendezvousTimeoutError(
+                    f"{why}; waited {self.timeout:g} s (TFDIST_RENDEZVOUS_TIMEOUT)"
+                )
+            _log.warning("%s", why)
+            self.pause(self.timing.answer)
+            raise Again(f"generation {generation.number} was not entered")
 
     def answer_of(self, member: Member, since: float) -> Answer | None:
         """Returns a member's own answer to a probe; another process's is a proof of its death."""

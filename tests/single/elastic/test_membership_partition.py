@@ -6,7 +6,18 @@ import time
 
 import pytest
 from control_tasks import Background
-from elastic_members import Process, addresses, check, closing, cut, formed, founded, together
+from elastic_members import (
+    Process,
+    addresses,
+    check,
+    closing,
+    cut,
+    formed,
+    founded,
+    joining,
+    summed,
+    together,
+)
 
 from tfdist.config.elastic import Elastic
 from tfdist.errors import RendezvousTimeoutError
@@ -42,6 +53,56 @@ def test_two_halves_make_no_progress_until_the_network_heals(groups):
         assert not any(call.done() for call in calls)
         cut(processes)
         check(processes, [call.result() for call in calls])
+
+
+def test_a_member_of_a_generation_that_others_have_established_does_not_join_those_before_it():
+    with closing() as processes:
+        founded(processes, 5)
+        cut(processes[:3], processes[3:])
+        together([process.form for process in processes[:3]])
+        together([lambda p=process: summed(p) for process in processes[:3]])
+        # Rank 2 has lost the others before it had the sum. All five know it from generation 1.
+        for process in processes[:2]:
+            process.membership.establish()
+        cut(processes[:2], processes[2:])
+        assert [world.size for world in formed(processes[:2])] == [2, 2]
+        others = [Background(process.form) for process in processes[2:]]
+        with pytest.raises(TimeoutError):
+            others[0].result(timeout=4.0)
+        assert not any(call.done() for call in others)
+        cut(processes)
+        # Rank 2 learns it from those with which it was; the others, when it is a member again.
+        members, calls = processes[:2], dict(zip(processes[2:], others, strict=True))
+        while calls:
+            wait_for_newcomer(members[0], next(iter(calls.values())))
+            formed_with = [Background(process.form) for process in members]
+            world = formed_with[0].result()
+            come = [p for p in calls if p.membership.process in {m.process for m in world.members}]
+            worlds = [call.result() for call in (*formed_with, *(calls.pop(p) for p in come))]
+            members = [*members, *come]
+            check(members, worlds, newcomers=world.newcomers)
+        assert world.size == 5
+
+
+def test_a_member_goes_on_without_an_established_generation_whose_others_are_dead():
+    with closing() as processes:
+        founded(processes, 3)
+        cut(processes[:2], processes[2:])
+        together([process.form for process in processes[:2]])
+        cut(processes)
+        processes[0].crash()
+        formed(processes[1:])
+
+
+def test_a_member_goes_on_when_the_newcomers_of_an_attempt_are_cut_off():
+    with closing() as processes:
+        limits = Elastic(start_workers=1)
+        known = founded(processes, 1, limits, known=addresses(2))
+        newcomer = joining(processes, known, 1, limits)
+        # Both have entered generation 2, and neither has established it.
+        together([processes[0].form, newcomer.result])
+        cut(processes[:1], processes[1:])
+        assert [world.size for world in formed(processes[:1])] == [1]
 
 
 def test_two_halves_end_at_the_deadline_and_name_the_others():
