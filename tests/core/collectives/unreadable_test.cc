@@ -108,17 +108,33 @@ std::vector<Job> Jobs(int size, void (*prepare)(std::string*)) {
   return jobs;
 }
 
+// Runs a job on new connections until a chunk is refused: one that finds room in the connection's
+// shared buffer, because the peer empties it fast, is not exposed at all.
+bool IsRefused(int size, const Job& job) {
+  constexpr int kAttempts = 200;
+  for (int i = 0; i < kAttempts; ++i) {
+    Ranks comms = Connected(size);
+    RunJobs(comms, {job});
+    if (Resent(comms) > 0) return true;
+    // A barrier has no chunks.
+    if (job.kind == CollectiveKind::kBarrier) return false;
+  }
+  return false;
+}
+
 // Each algorithm alone with new connections, on which the first refusal is its own; then all of
 // them at once; and then again, when nothing is lent any more.
 void TestEveryCollective(int size, void (*prepare)(std::string*)) {
   for (const Job& job : Jobs(size, prepare)) {
-    Ranks comms = Connected(size);
-    RunJobs(comms, {job});
     // Recursive doubling may send nothing but memory of its own.
-    if (prepare != nullptr && job.algorithm == Algorithm::kRecursiveDoubling) continue;
-    if ((Resent(comms) > 0) == (job.kind != CollectiveKind::kBarrier)) continue;
-    std::fprintf(stderr, "kind %d by %s: %llu chunks were sent again\n", static_cast<int>(job.kind),
-                 Name(job.algorithm), static_cast<unsigned long long>(Resent(comms)));
+    if (prepare != nullptr && job.algorithm == Algorithm::kRecursiveDoubling) {
+      Ranks comms = Connected(size);
+      RunJobs(comms, {job});
+      continue;
+    }
+    if (IsRefused(size, job) == (job.kind != CollectiveKind::kBarrier)) continue;
+    std::fprintf(stderr, "kind %d by %s: expected chunks to be sent again\n",
+                 static_cast<int>(job.kind), Name(job.algorithm));
     std::abort();
   }
   Ranks comms = Connected(size);
