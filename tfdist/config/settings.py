@@ -41,6 +41,8 @@ class Settings:
       restarts: how often this task was started again (`TFDIST_RESTARTS`).
       elastic: the limits of an elastic job (`TFDIST_ELASTIC`: "min:max" or "min:max:start"); None
         means a job of fixed size.
+      elastic_records: bytes that a worker keeps in memory of what calls of `fit`, `evaluate` and
+        `predict` have left; what comes then is kept in a file (`TFDIST_ELASTIC_RECORDS`).
       interface: the network interface for data connections, by its name or as a network such as
         "10.1.0.0/16" (`TFDIST_INTERFACE`); None means that of the task's address.
     """
@@ -59,6 +61,7 @@ class Settings:
     straggler_period: int = 300
     restarts: int = 0
     elastic: Elastic | None = None
+    elastic_records: int = 1 << 30
     interface: str | None = None
 
     @classmethod
@@ -92,6 +95,7 @@ class Settings:
             ),
             restarts=validation.count(environ, "TFDIST_RESTARTS", cls.restarts),
             elastic=Elastic.from_text(elastic, "TFDIST_ELASTIC") if elastic else None,
+            elastic_records=validation.size(environ, "TFDIST_ELASTIC_RECORDS", cls.elastic_records),
             interface=environ.get("TFDIST_INTERFACE", "").strip() or None,
         )
 

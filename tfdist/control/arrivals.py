@@ -33,6 +33,7 @@ class Arrival:
       description: as in its last call; None for a founder, and for this process itself.
       context: the connection of that call.
       highest: the largest generation number that it has seen.
+      call: the number of the call in which it waits; see `tfdist.elastic.calls`.
       expires: monotonic time at which it is gone; infinite while its call is held.
     """
 
@@ -42,6 +43,7 @@ class Arrival:
     description: str | None = None
     context: ClientContext | None = None
     highest: int = 0
+    call: int = 0
     expires: float = math.inf
 
     @property

@@ -185,7 +185,8 @@ class Generations:
         self._leader: Member | None = None
         self._arrived = Arrivals()
         self._round: AddressRound | None = None
-        self._news = ""
+        # The call in which this process stands, and how many it has ended.
+        self._call = self._calls_ended = 0
 
     # This process's own view.
 
@@ -208,10 +209,32 @@ class Generations:
             self._description.update(more)
             self._notify()
 
-    def publish(self, news: str) -> None:
-        """Lets probes of this process answer a text of the caller's."""
+    def stand(self, call: int, ended: int) -> None:
+        """Notes where this process stands: newcomers are taken in only where they stand, too.
+
+        Args:
+          call: the number of the call of `fit` in which it is, from 1; 0 in none.
+          ended: how many calls it has ended; see `tfdist.elastic.calls`.
+        """
         with self._changed:
-            self._news = news
+            self._call, self._calls_ended = call, ended
+            self._notify()
+
+    @property
+    def call(self) -> int:
+        """The number of the call in which this process stands; see `stand`."""
+        with self._changed:
+            return self._call
+
+    @property
+    def calls_ended(self) -> int:
+        """How many calls this process has ended; see `stand`."""
+        with self._changed:
+            return self._calls_ended
+
+    def knows_job(self, request: messages.ElasticRecord) -> bool:
+        """Whether a caller has the job's secret or, where there is none, its list of addresses."""
+        return self._knows_job(request)
 
     @property
     def base(self) -> Generation | None:
@@ -366,7 +389,9 @@ class Generations:
             # A task that was started again waits until its former process is known to be dead.
             taken = {m.address for m in present.members if m.process not in self._dead}
             return any(
-                arrival.member.process not in present and arrival.member.address not in taken
+                arrival.member.process not in present
+                and arrival.member.address not in taken
+                and arrival.call == self._call
                 for arrival in self._arrived.confirmed
             )
 
@@ -532,10 +557,9 @@ class Generations:
         """Says that this process lives; to a process of its job, in which generation.
 
         Returns:
-          {"status": "here", "member" (whether it is one of a founded job), "news" (what it has
-          published; None to a caller that may not know)}, or {"status": "refused", "reason"}. To a
-          process of its job also "number" and "mark" of its reference, and "ended" (the last
-          generation that it has given up).
+          {"status": "here", "member" (whether it is one of a founded job)}, or {"status":
+          "refused", "reason"}. To a process of its job also "number" and "mark" of its reference,
+          and "ended" (the last generation that it has given up).
         """
         with self._changed:
             reason = messages.reason_to_refuse(request)
@@ -545,11 +569,9 @@ class Generations:
                 return self._signed({"status": "closed"}, request)
             reference = self._reference
             is_of_job = self._is_proven(request) or proofs.is_proven(request, self._job)
-            hears_news = is_of_job or self._knows_job(request)
             answer = {
                 "status": "here",
                 "member": reference is not None and not self._is_outside(),
-                "news": self._news if hears_news or not self._news else None,
             }
             if is_of_job:
                 answer |= {
@@ -611,6 +633,7 @@ class Generations:
         Returns:
           {"status": "complete", "generation"}; {"status": "waiting", "missing": [texts], "reached"
           (whether the caller has answered at its address)}; {"status": "redirect", "leader"};
+          {"status": "over"} (a newcomer waits in a call that this process has ended);
           {"status": "out", "number", "mark"} (the caller is no member of this reference);
           {"status": "elsewhere"} (this process cannot lead the caller); {"status": "refused",
           "reason"} or {"status": "closed"}.
@@ -634,7 +657,9 @@ class Generations:
         member = Member(caller, request.name, request.address)
         holds_state = is_proven and request.holds_state
         highest = request.highest if is_proven else 0
-        arrival = Arrival(member, holds_state, is_proven, request.description, context, highest)
+        arrival = Arrival(
+            member, holds_state, is_proven, request.description, context, highest, request.call
+        )
         former = self._arrived.get(caller)
         self._end_call_of(self._arrived.add(arrival))
         answer = self._form_answer(request, arrival, is_proven)
@@ -792,6 +817,8 @@ class Generations:
                 "have an address of its own"
             )
             return {"status": "refused", "reason": reason}
+        if caller not in reference and 0 < request.call <= self._calls_ended:
+            return {"status": "over"}
         if not arrival.is_confirmed:
             return None
         leader = self._leader
@@ -1007,6 +1034,7 @@ class Generations:
             for arrival in self._arrived.confirmed
             if arrival.member.process not in reference
             and arrival.member.address not in taken
+            and arrival.call == self._call
             and not self._differs(arrival)
         ]
         most = self._elastic.max_workers or MAX_WORKERS
@@ -1038,7 +1066,7 @@ class Generations:
         return {"status": "newcomer"}
 
     def _knows_job(
-        self, request: messages.ElasticProbe | messages.ElasticFound | messages.ElasticForm
+        self, request: messages.ElasticFound | messages.ElasticForm | messages.ElasticRecord
     ) -> bool:
         """Whether a caller has the job's secret or, where there is none, its list of addresses."""
         return self._callers_are_signed or request.fingerprint == self._fingerprint

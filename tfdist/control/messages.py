@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-PROTOCOL = 10
+PROTOCOL = 11
 SERVICE = "tfdist.Control"
 JOIN = f"/{SERVICE}/Join"
 EXIT = f"/{SERVICE}/Exit"
@@ -36,7 +36,15 @@ ELASTIC_FOUND = f"/{SERVICE}/ElasticFound"
 ELASTIC_FORM = f"/{SERVICE}/ElasticForm"
 ELASTIC_ADDRESS = f"/{SERVICE}/ElasticAddress"
 ELASTIC_LEAVE = f"/{SERVICE}/ElasticLeave"
-OF_ELASTIC = (ELASTIC_PROBE, ELASTIC_FOUND, ELASTIC_FORM, ELASTIC_ADDRESS, ELASTIC_LEAVE)
+ELASTIC_RECORD = f"/{SERVICE}/ElasticRecord"
+OF_ELASTIC = (
+    ELASTIC_PROBE,
+    ELASTIC_FOUND,
+    ELASTIC_FORM,
+    ELASTIC_ADDRESS,
+    ELASTIC_LEAVE,
+    ELASTIC_RECORD,
+)
 CLOCK = f"/{SERVICE}/Clock"
 CHALLENGE = f"/{SERVICE}/Challenge"  # empty; the answer has "challenge", see `signing`
 MAX_REQUEST_BYTES = 64 * 1024
@@ -322,10 +330,11 @@ class ElasticFound:
 class ElasticForm:
     """A process wants to be a member of the next generation.
 
-    A newcomer has no `proof`. Only of a caller with one are believed: `number` and `mark` of the
-    latest generation that it knows to be established (`Generation.mark`), that it has established
-    a generation itself (`holds_state`), the largest generation number that it has seen (`highest`),
-    and the processes that it knows to be dead (`dead`, a JSON list).
+    A newcomer has no `proof`. It waits in the call number `call` of `fit`, from 1, or in none (0):
+    see `tfdist.elastic.calls`. Only of a caller with a proof are believed: `number` and `mark` of
+    the latest generation that it knows to be established (`Generation.mark`), that it has
+    established a generation itself (`holds_state`), the largest generation number that it has seen
+    (`highest`), and the processes that it knows to be dead (`dead`, a JSON list).
     """
 
     protocol: int
@@ -334,6 +343,7 @@ class ElasticForm:
     name: str
     address: str
     description: str
+    call: int
     number: int
     mark: str
     holds_state: bool
@@ -368,6 +378,22 @@ class ElasticLeave:
 
 
 @dataclasses.dataclass(frozen=True)
+class ElasticRecord:
+    """A newcomer asks for the record of a call that the members have ended, or for a part of it.
+
+    `part` is a part's digest, and `offset` the number of its first byte; an empty `part` asks for
+    the digest of the record of call number `call`.
+    """
+
+    protocol: int
+    fingerprint: str
+    call: int
+    part: str
+    offset: int
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Clock:
     """A task asks any other one for its clock; see `clock`."""
 
@@ -398,6 +424,7 @@ REQUESTS: dict[str, type[Any]] = {
     ELASTIC_FORM: ElasticForm,
     ELASTIC_ADDRESS: ElasticAddress,
     ELASTIC_LEAVE: ElasticLeave,
+    ELASTIC_RECORD: ElasticRecord,
 }
 
 

@@ -37,7 +37,6 @@ class Answer:
 
     Attributes:
       is_member: it is a member of a founded job.
-      news: what it has published; None if it does not tell this process.
       number: of the latest generation that it knows to be established; 0 if there is none, or if it
         is none of this process's job.
       mark: of that generation; see `Generation.mark`.
@@ -45,7 +44,6 @@ class Answer:
     """
 
     is_member: bool
-    news: str | None
     number: int
     mark: str
     ended: int
@@ -55,19 +53,18 @@ class Answer:
     @classmethod
     def of(cls, fields: Mapping[str, Any], nonce: str) -> Answer | None:
         """Returns a process's answer to the probe with `nonce`; None if it makes no sense."""
-        member, news = fields.get("member"), fields.get("news")
+        member = fields.get("member")
         number, mark, ended = (
             fields.get(field, other) for field, other in (("number", 0), ("mark", ""), ("ended", 0))
         )
         if (
             fields.get("status") == "here"
             and isinstance(member, bool)
-            and (news is None or isinstance(news, str))
             and isinstance(number, int)
             and isinstance(mark, str)
             and isinstance(ended, int)
         ):
-            return cls(member, news, number, mark, ended, fields, nonce)
+            return cls(member, number, mark, ended, fields, nonce)
         return None
 
     def is_from(self, process: str) -> bool:

@@ -27,7 +27,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -38,8 +38,10 @@ from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.config.validation import show
 from tfdist.control import interfaces
+from tfdist.elastic.calls import Calls
 from tfdist.elastic.membership import Membership, World
 from tfdist.elastic.peers import Outside
+from tfdist.elastic.records import Records
 from tfdist.elastic.values import (
     assign_values,
     broadcast_bytes,
@@ -53,6 +55,9 @@ from tfdist.preemption.notice import notice
 _log = logging.getLogger("tfdist.elastic")
 # A unit that fails more often with the same members is not tried again.
 _MAX_VAIN = 5
+# The members form at most so many generations, and for at least the rendezvous timeout, without
+# doing a unit of work; from the tenth on they pause before the next one.
+_MAX_IDLE_GENERATIONS, _PAUSES_AFTER, _LONGEST_PAUSE = 50, 10, 5.0
 
 
 class _NotNow(Exception):
@@ -118,6 +123,8 @@ class ElasticJob:
 
     Attributes:
       communicator: the members.
+      calls: the script's calls of `fit`, `evaluate` and `predict`.
+      records: what they have left.
       is_newcomer: whether this process has not yet received the members' state.
       units: the number of units of work that are done.
       ends: whether all members stop after the current step, because of preemption notices.
@@ -151,18 +158,24 @@ class ElasticJob:
         self._has_told_notice = False  # in the last step
         self._last = Unit("nothing", lambda: None)  # the last unit of work that was done
         self.state: State | None = None
-        self._histories: list[dict[str, list[float]]] = []
         self._followers: list[Callable[[World, int], None]] = []
         self._change_is_planned = self._member_leaves = False
         self._is_founded_again = False
         # How often one unit has failed with the same members.
         self._vain = 0
         self._failed_with: tuple[str, ...] = ()
+        # Generations without a unit of work, and when the first one of them was formed.
+        self._idle_generations, self._idle_since = 0, 0.0
+        self._timeout = settings.rendezvous_timeout
+        self._member_since = 0  # the number of a generation
+        self._ended_because = ""
         # Saves for all members, whose next ranks are not known yet.
         self._leads = False
         self._pid = os.getpid()
         self._open = True
-        self._membership = Membership(cluster, settings, elastic, description)
+        self.records = Records(settings.elastic_records)
+        self._membership = Membership(cluster, settings, elastic, description, records=self.records)
+        self.calls = Calls(self._membership, self.records)
         try:
             self.communicator = ops.Communicator(
                 0,
@@ -202,11 +215,6 @@ class ElasticJob:
         return 0 if world is None or self.is_newcomer else world.generation
 
     @property
-    def fits(self) -> int:
-        """How many calls of `fit` the members have ended."""
-        return len(self._histories)
-
-    @property
     def addresses(self) -> tuple[str, ...]:
         """The members' addresses, by rank."""
         world = self._membership.world
@@ -222,30 +230,53 @@ class ElasticJob:
         self._described = tuple(description)
 
     def check_description(self, description: dict[str, str]) -> None:
-        """Refuses this member if it is described otherwise than rank 0; all call it together.
+        """Ends this member's part in the job if it is described otherwise than the oldest member.
 
-        Founders found the job before they know what they train. Newcomers are refused before.
+        All call it together. Founders found the job before they know what they train. Newcomers are
+        refused before.
 
         Args:
           description: what all members must agree on, by name.
 
         Raises:
-          TfdistError: a field differs; names it, and what rank 0 has.
+          TfdistError: a field differs; names it, and what the oldest member has.
           tf.errors.OpError: a member was lost.
         """
         text = json.dumps(description).encode()
         label = "what the members have described"
-        expected = json.loads(broadcast_bytes(text, self.communicator, 0, label))
+        with tf.device("/device:CPU:0"):
+            since = ops.all_gather(
+                tf.constant([self._member_since], tf.int64), self.communicator, label=label
+            ).numpy()
+        oldest = int(np.argmin(since))
+        expected = json.loads(broadcast_bytes(text, self.communicator, oldest, label))
         for field, own in description.items():
             if expected.get(field) != own:
                 assert self._membership.world is not None
-                raise TfdistError(
-                    f"{self.cluster.task_name}: expected the same dtypes and shapes of the "
-                    f"variables, and the same data, on all members, but {field!r} differs: "
-                    f"expected {show(expected.get(field))} as on "
-                    f"{self._membership.world.members[0]}, received {show(own)}: do all run the "
-                    "same program?"
+                self.end(
+                    "expected the same dtypes and shapes of the variables, and the same data, on "
+                    f"all members, but {field!r} differs: expected {show(expected.get(field))} as "
+                    f"on {self._membership.world.members[oldest]}, received {show(own)}: do all "
+                    "run the same program?"
                 )
+
+    def end(self, reason: str) -> NoReturn:
+        """Ends this process's part in the job, for good; the other members go on.
+
+        Args:
+          reason: why it cannot go on.
+
+        Raises:
+          TfdistError: always; has the reason. Later units of work raise it again.
+        """
+        self._ended_because = f"{self.cluster.task_name}: {reason}"
+        self.leave(reason)
+        self._check_open()
+        raise AssertionError("this process has left the job")
+
+    def _check_open(self) -> None:
+        if self._ended_because:
+            raise TfdistError(self._ended_because)
 
     def follow(self, call: Callable[[World, int], None]) -> None:
         """Registers what is told of each generation, once all members have the same state.
@@ -292,8 +323,11 @@ class ElasticJob:
         Raises:
           RendezvousTimeoutError: too few members are left.
           LeftBehindError: the others have gone on without this process.
+          TfdistError: this process has ended its part in the job; or generation after generation
+            was formed, in none of which the unit could be done.
           Exception: what the unit raises for another reason than a lost member.
         """
+        self._check_open()
         may_change = unit.admits or (self._member_leaves and unit.lets_leave)
         if self._change_is_planned and may_change and self._go_on(unit):
             return unit.healed()
@@ -326,41 +360,20 @@ class ElasticJob:
           Whether it has; if all members have died, the newcomers have founded the job again.
 
         Raises:
+          CallOver: the members have ended the call in which it waits.
           Exception: as for `run`.
         """
+        self._check_open()
         self.state = state
         self._is_founded_again = False
         self._go_on(Unit("joining", lambda: None))
         return not self._is_founded_again
 
-    def past_fit(self) -> dict[str, list[float]] | None:
-        """The history of a `fit` that the members have ended before this newcomer began it.
-
-        Returns:
-          `None` if the members have not ended it.
-        """
-        if not self.is_newcomer:
-            return None
-        known = json.loads(self._membership.news() or "[]")
-        if len(known) <= len(self._histories):
-            return None
-        self._histories.append(known[len(self._histories)])
-        return self._histories[-1]
-
-    def end_fit(self, history: dict[str, list[float]]) -> None:
-        """Says that this member has ended a `fit`; newcomers leave it out.
-
-        Args:
-          history: the `fit`'s logs, by name.
-        """
-        self._histories.append({n: [float(v) for v in values] for n, values in history.items()})
-        self._membership.publish(json.dumps(self._histories))
-
     def count_unit(self, unit: Unit) -> None:
         """Notes that a unit of work is done."""
         self._last = unit
         self.units += 1
-        self._vain = 0
+        self._vain = self._idle_generations = 0
 
     def has_lost_members(self, error: tf.errors.OpError) -> bool:
         """Whether a unit has failed because members were lost, and not for its own reasons.
@@ -432,12 +445,31 @@ class ElasticJob:
             self.communicator.abort(f"{self.cluster.task_name} ended with {failure}"[:400])
         self.communicator.close()
 
+    def _count_generation(self, unit: Unit) -> None:
+        """Ends the job if generations follow each other, and no unit of work is done in any."""
+        if self.is_newcomer:
+            return
+        now = time.monotonic()
+        if not self._idle_generations:
+            self._idle_since = now
+        self._idle_generations += 1
+        if self._idle_generations <= _PAUSES_AFTER:
+            return
+        seconds = now - self._idle_since
+        if self._idle_generations > _MAX_IDLE_GENERATIONS and seconds > self._timeout:
+            self.end(
+                f"{unit.name}: could not be done in {self._idle_generations} generations of "
+                f"members within {seconds:.0f} s; the last ones: {', '.join(self.addresses)}"
+            )
+        self.pause(min(_LONGEST_PAUSE, 0.1 * (self._idle_generations - _PAUSES_AFTER)))
+
     def _go_on(self, unit: Unit) -> bool:
         """Forms the next generation; returns whether the others have done the unit already."""
         began = time.monotonic()
         before, was_newcomer = self.size, self.is_newcomer
         admits = unit.admits
         while True:
+            self._count_generation(unit)
             try:
                 world = self._membership.form(
                     self.communicator,
@@ -504,6 +536,7 @@ class ElasticJob:
         own = [
             *(self.units, self.is_newcomer, unit.admits),
             *(fingerprint(unit.written()), fingerprint(self._last.written()), fingerprint(whole)),
+            *(self.calls.place, self.calls.ended),
         ]
         with tf.device("/device:CPU:0"):
             rows = ops.all_gather(
@@ -515,8 +548,9 @@ class ElasticJob:
         behind = ~is_new & (units < top)
         if np.any(units[behind] < top - 1):
             raise RuntimeError(f"expected members within one unit of each other, found {units}")
-        # The leader, which has admitted them, may be behind the source, and in another unit.
-        if is_new.any() and not rows[source, 2]:
+        # The leader, which has admitted them, may be behind the source, and in another unit, or in
+        # another call of fit.
+        if is_new.any() and not (rows[source, 2] and np.all(rows[is_new, 6] == rows[source, 6])):
             raise _NotNow
         if not self.is_newcomer:
             self._membership.establish()
@@ -535,16 +569,23 @@ class ElasticJob:
                 assign_values(handles, values)
         if is_done:
             self._last = unit
-        self._become_member(int(top))
+        self._become_member(int(top), int(rows[source, 7]))
         return is_done
 
-    def _become_member(self, units: int) -> None:
-        """Notes that this process has the members' state, after some units of work."""
+    def _become_member(self, units: int, calls: int) -> None:
+        """Notes that this process has the members' state.
+
+        Args:
+          units: how many units of work they have done.
+          calls: how many calls they have ended.
+        """
+        assert self._membership.world is not None
         self.units = units
         if self.is_newcomer:
             self.is_newcomer = False
+            self._member_since = self._membership.world.generation
+            self.calls.begin_after(calls)
             self._membership.establish()
-            self._membership.publish(json.dumps(self._histories))
 
     def _receive_state(self, source: int, unit: Unit, is_behind: bool) -> None:
         state = self.state

@@ -10,8 +10,8 @@ from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
 from tfdist.control.members import Generation
 from tfdist.elastic.founding import Founding
-from tfdist.elastic.peers import Peers, member_of
-from tfdist.errors import RendezvousTimeoutError
+from tfdist.elastic.peers import CallOver, Peers, member_of
+from tfdist.errors import RendezvousTimeoutError, TfdistError
 
 _log = logging.getLogger("tfdist.elastic")
 
@@ -32,13 +32,17 @@ class Joining:
         """Waits, as a newcomer, until the members of the job take this process in.
 
         Raises:
-          As `Membership.form`.
+          CallOver: the members have ended the call in which this process waits.
+          TfdistError: all members have died, and this process has left out calls that they have
+            ended.
+          Exception: as for `Membership.form`.
         """
         known = self._peers.others()
         began = last_met = time.monotonic()
         next_log = began + self._peers.timing.log
         target: tuple[str, str] | None = None
         is_reached = True
+        seen = began
         while True:
             self._peers.check()
             now = time.monotonic()
@@ -59,12 +63,16 @@ class Joining:
             if target is None:
                 known = self._peers.others()
                 target = self._a_member(known, now)
-                if target is None:
+                if target is None and self._peers.state.calls_ended:
+                    self._check_members_live(seen)
+                    self._peers.pause(self._peers.timing.retry)
+                elif target is None:
                     # Perhaps all members have died. Then the newcomers found the job again.
                     generation = self._found_again()
                     if generation is not None:
                         return generation
                 else:
+                    seen = time.monotonic()
                     _log.info("%s", self._wait_in_words(target, is_reached))
                 continue
             reply = self._call_as_newcomer(*target)
@@ -72,6 +80,10 @@ class Joining:
             is_reached = status != "waiting" or reply.get("reached") is True
             if status == "complete":
                 return self._peers.received(reply)
+            if status == "over":
+                raise CallOver
+            if status:
+                seen = time.monotonic()
             if status == "waiting":
                 last_met = time.monotonic() if is_reached else last_met
             elif status == "redirect":
@@ -99,6 +111,20 @@ class Joining:
             f"{me}: a newcomer: waits at {target[1]} until the members have ended their present "
             "step, or epoch, and take it in"
         )
+
+    def _check_members_live(self, seen: float) -> None:
+        """Raises TfdistError if no member has answered for some time.
+
+        This process has what the members had after some calls, and nobody has what came then.
+        """
+        if time.monotonic() > seen + self._peers.timing.grace:
+            raise TfdistError(
+                f"{self._peers.me.name}: a newcomer: no member of the job has answered for "
+                f"{self._peers.timing.grace:g} s; asked "
+                f"{self._peers.described(self._peers.others())}. This process has left out "
+                f"{self._peers.state.calls_ended} calls of fit, evaluate and predict that they "
+                "have ended, and cannot begin a job in their middle: start the program again"
+            )
 
     def _found_again(self) -> Generation | None:
         try:

@@ -29,6 +29,8 @@ from tfdist.elastic.connection import Connection
 from tfdist.elastic.founding import Founding
 from tfdist.elastic.joining import Joining
 from tfdist.elastic.peers import Again, Peers, Timing
+from tfdist.elastic.record_exchange import RecordReader, RecordServer
+from tfdist.elastic.records import Record, Records
 from tfdist.errors import ClusterConfigError, TfdistError
 from tfdist.ops import Communicator
 from tfdist.ops.trace import events
@@ -84,6 +86,7 @@ class Membership:
       settings: the secret, the data port and the rendezvous timeout.
       elastic: the limits of the job.
       description: what all members must agree on, by field; the versions are added.
+      records: what newcomers may read.
       timing: the protocol's times.
 
     Attributes:
@@ -102,6 +105,7 @@ class Membership:
         elastic: Elastic,
         description: Mapping[str, str],
         *,
+        records: Records | None = None,
         timing: Timing = Timing(),  # noqa: B008 - frozen
     ) -> None:
         if cluster.rank is None:
@@ -129,6 +133,8 @@ class Membership:
         )
         probes = Probes(cluster, settings.secret, timing.answer)
         self._peers = Peers(self._state, probes, names, timing, settings.rendezvous_timeout)
+        records = Records(0) if records is None else records
+        self._reader = RecordReader(self._peers, records)
         self._founding = Founding(self._peers, tuple(names), start, self._last_refusal)
         joining = Joining(self._peers, self._founding)
         self._agreement = Agreement(self._peers, joining, elastic.min_workers)
@@ -142,7 +148,7 @@ class Membership:
             self._server = ControlServer(
                 cluster,
                 settings.secret,
-                self._state.handlers,
+                self._state.handlers | RecordServer(records, self._state.knows_job).handlers,
                 max_threads=_MAX_THREADS,
                 interface=settings.interface,
                 is_from_the_job=self._state.is_from_the_job,
@@ -210,6 +216,7 @@ class Membership:
           tf.errors.UnavailableError: the data port cannot be bound.
           TfdistError: `leave` was called meanwhile.
           Outside: the job went on without this process; a later call joins it as a newcomer.
+          CallOver: as for `Joining.run`.
         """
         with events.span("rendezvous", self._peers.me.name):
             return self._form(communicator, admits, rejoins, on_too_few)
@@ -272,31 +279,46 @@ class Membership:
         """Waits; not longer than until `leave`."""
         self._peers.closed.wait(seconds)
 
-    def publish(self, news: str) -> None:
-        """Lets other processes read a text of this member's."""
-        self._state.publish(news)
+    def stand(self, call: int, ended: int) -> None:
+        """Notes where this process stands; see `Generations.stand`."""
+        self._state.stand(call, ended)
 
-    def news(self) -> str | None:
-        """Returns what a member of the job has published; None if no member answers."""
-        peers = self._peers
-        began = time.monotonic()
-        others = peers.others()
-        peers.ask(others, every=0.0)
+    def record(self, call: int) -> Record | None:
+        """Reads what the members have of a call; see `RecordReader.read`."""
+        return self._reader.read(call)
+
+    def record_when_ended(self, call: int) -> Record:
+        """Waits until the members have ended a call; returns its record.
+
+        Raises:
+          TfdistError: no member answers any more, or `leave` was called.
+          Exception: as for `record`.
+        """
+        timing = self._peers.timing
+        self._reader.heard = began = time.monotonic()
+        next_log = began + timing.log
+        pause = timing.retry
         while True:
-            for address in others:
-                answer = peers.probes.answer(address, began)
-                if answer is None or not answer.is_member:
-                    continue
-                if answer.news is None:
-                    raise ClusterConfigError(
-                        f"{peers.me.name}: {peers.described([address])} tells only processes of "
-                        "its job which calls of fit are over: expected the same training "
-                        "addresses in TF_CONFIG, or a shared secret (TFDIST_SECRET)"
-                    )
-                return answer.news
-            if not peers.probes.under_way(others):
-                return None
-            peers.pause(peers.timing.check)
+            self._peers.check()
+            record = self._reader.read(call)
+            if record is not None:
+                return record
+            now = time.monotonic()
+            if now > self._reader.heard + timing.grace:
+                raise TfdistError(
+                    f"{self._peers.me.name}: a newcomer: no member of the job has answered for "
+                    f"{timing.grace:g} s, while it waited for what their call number {call} of "
+                    "fit, evaluate and predict leaves: start the program again"
+                )
+            if now >= next_log:
+                _log.warning(
+                    "%s: a newcomer: waits until the members have ended call number %d of fit, "
+                    "evaluate and predict, for %.0f s by now",
+                    *(self._peers.me.name, call, now - began),
+                )
+                next_log = now + timing.log
+            self._peers.pause(pause)
+            pause = min(2 * pause, timing.probe)
 
     def watch(
         self,

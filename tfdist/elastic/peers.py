@@ -55,6 +55,10 @@ class Outside(Exception):
     """The job goes on without this process."""
 
 
+class CallOver(Exception):
+    """The members have ended the call in which this newcomer waits."""
+
+
 class Peers:
     """The other processes of an elastic job, as one of its processes knows them.
 
@@ -170,6 +174,7 @@ class Peers:
             name=self.me.name,
             address=self.me.address,
             description=self.state.description,
+            call=self.state.call,
             number=reference.number if reference is not None else 0,
             mark=reference.mark if reference is not None else "",
             holds_state=self.state.base is not None,

@@ -17,12 +17,16 @@ from keras.src.backend.common import global_state
 from tfdist.data.position import InputPosition
 from tfdist.elastic.atomic_step import type_of
 from tfdist.elastic.job import ElasticJob, Unit
+from tfdist.elastic.peers import CallOver
+from tfdist.elastic.records import Record
 from tfdist.elastic.values import (
     assign_values,
     broadcast_bytes,
     broadcast_values,
     fingerprint,
 )
+from tfdist.keras import random_state
+from tfdist.keras.elastic_records import check_subject, kept_record, restored
 from tfdist.keras.models import (
     metrics_variables,
     model_variables,
@@ -35,6 +39,20 @@ from tfdist.keras.training import Training, TrainingState
 _log = logging.getLogger("tfdist.elastic")
 _MAX_DESCRIBED = 1000
 _PLAIN = (bool, int, float, type(None))
+
+
+class LeftOut(Exception):
+    """A `fit` is left out: the members have ended it, and this process has taken what it has left.
+
+    Attributes:
+      history: the logs of its epochs, by name.
+      epochs: the numbers of its epochs.
+    """
+
+    def __init__(self, history: dict[str, list[float]], epochs: list[int]) -> None:
+        super().__init__()
+        self.history = history
+        self.epochs = epochs
 
 
 class ElasticFit:
@@ -57,13 +75,20 @@ class ElasticFit:
         self._running = running
         self._callbacks = callbacks
         self._handles: list[tf.Tensor] = []
+        self._description: dict[str, str] = {}
         self._has_restored = False
+
+    @property
+    def model(self) -> Any:
+        """The model that is trained."""
+        return self._running.model
 
     def begin(self) -> None:
         """Takes the state of rank 0; a newcomer waits for the members, and takes theirs.
 
         Raises:
           ValueError: the model's `train_function` is not Keras's own.
+          LeftOut: the members have ended this `fit`.
           Exception: as for `ElasticJob.run`.
         """
         model = self._running.model
@@ -81,16 +106,16 @@ class ElasticFit:
         concrete = step.trace(data.element_spec)
         self._handles = _handles(model, concrete, step.further_handles())
         # A newcomer that differs is refused; the members go on.
-        fit = f"of fit number {job.fits + 1}"
+        fit = f"of fit number {job.calls.fits + 1}"
         rows = self._running.rows
-        description = {
+        description = self._description = {
             f"variables {fit}": _variables_in_words(self._handles),
             f"batches {fit}": _shortened(f"{int(data.cardinality())} of {data.element_spec}"),
             # Each step cuts a batch by ranks, so all have to have the same batches.
             f"rows {fit}": "unknown" if rows is None else str(rows),
         }
         job.describe(description)
-        if job.is_newcomer and job.enter(self):
+        if job.is_newcomer and self._enter():
             return
 
         def receive() -> tuple[bytes, list[tf.Tensor]]:
@@ -108,6 +133,48 @@ class ElasticFit:
             content, values = received
             assign_values(self._handles, values)
             self.restore(content)
+
+    def _enter(self) -> bool:
+        """Joins the members, as `ElasticJob.enter`, or takes what they have left."""
+        while True:
+            try:
+                return self._job.enter(self)
+            except CallOver:
+                record = self._job.calls.record()
+            if record is not None:
+                raise LeftOut(*self._take(record))
+
+    def record(self, history: dict[str, list[float]], epochs: Sequence[int]) -> Record:
+        """Keeps what this `fit` has left, for processes that leave it out.
+
+        Args:
+          history: the logs of its epochs, by name.
+          epochs: the numbers of its epochs.
+        """
+        values = {
+            "history": {name: list(map(float, logs)) for name, logs in history.items()},
+            "epochs": list(map(int, epochs)),
+            "stop_training": bool(self._running.model.stop_training),
+            "state": np.frombuffer(self.describe(), np.uint8),
+        }
+        return kept_record(
+            self._job.records, "fit", self._description, values, self._handles, self._job.calls
+        )
+
+    def _take(self, record: Record) -> tuple[dict[str, list[float]], list[int]]:
+        """Takes what another process's `record` has kept; returns its history and its epochs."""
+        job = self._job
+        check_subject(job, record, "fit", self._description)
+        if len(record.values) != len(self._handles):
+            job.end(
+                f"expected the {len(record.values)} variables that the members' fit number "
+                f"{job.calls.fits + 1} has trained, received {len(self._handles)}"
+            )
+        values = restored(job.records, record, self._handles)
+        self.restore_callbacks(values["state"].tobytes())
+        self._running.model.stop_training = values["stop_training"]
+        job.calls.end(record)
+        return values["history"], values["epochs"]
 
     def _restore_backup(self) -> None:
         """Lets `BackupAndRestore` do once, on rank 0, what it does when `fit` begins."""
@@ -147,6 +214,7 @@ class ElasticFit:
         arrays: dict[str, np.ndarray] = {
             "position": np.array(position.to_json()),
             "callbacks": np.array(json.dumps(self._described())),
+            "random": np.frombuffer(random_state.packed(), np.uint8),
         }
         for i, callback in enumerate(self._callbacks.callbacks):
             for j, value in enumerate(getattr(callback, "best_weights", None) or ()):
@@ -157,14 +225,20 @@ class ElasticFit:
 
     def restore(self, content: bytes) -> None:
         """See `State`."""
+        position = self.restore_callbacks(content)
+        # Keras sets metrics to zero when an epoch begins.
+        own = OwnState.of(self._running.model, of_all=False)
+        self._running.go_on_from(TrainingState(position, own), beside_others=True)
+
+    def restore_callbacks(self, content: bytes) -> InputPosition:
+        """Takes what `describe` has returned, but for the position, which it returns."""
         with np.load(io.BytesIO(content), allow_pickle=False) as found:
             position = InputPosition.from_json(str(found["position"]))
             described = json.loads(str(found["callbacks"]))
             best = {name: found[name] for name in found.files if name.startswith("best_")}
+            random_state.restore(found["random"].tobytes())
         _restore_callbacks(self._callbacks.callbacks, described, best)
-        # Keras sets metrics to zero when an epoch begins.
-        own = OwnState.of(self._running.model, of_all=False)
-        self._running.go_on_from(TrainingState(position, own), beside_others=True)
+        return position
 
     def save(self) -> None:
         """See `State`."""

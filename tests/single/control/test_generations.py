@@ -80,6 +80,7 @@ def form(caller, leader, wait=0.0, context=None, to=None, **changes):
         "name": me.name,
         "address": me.address,
         "description": caller.description,
+        "call": caller.call,
         "number": reference.number if reference is not None else 0,
         "mark": reference.mark if reference is not None else "",
         "holds_state": caller.base is not None,
@@ -531,21 +532,19 @@ def test_closing_releases_all_calls():
 
 def test_probes():
     founder = machine(0, 2)
-    assert probe(founder) == {"status": "here", "member": False, "news": ""}
+    assert probe(founder) == {"status": "here", "member": False}
     known = probe(founder, founder.me.process)
     assert known == {
         "status": "here",
         "member": False,
-        "news": "",
         "number": 0,
         "mark": "",
         "ended": 0,
     }
     processes = job(2)
-    processes[1].publish("three epochs")
     reference = processes[1].reference
     answer = probe(processes[1], processes[1].me.process)
-    assert answer["member"] and answer["news"] == "three epochs"
+    assert answer["member"]
     assert (answer["number"], answer["mark"]) == (1, reference.mark)
     # A process that knows the job alone, at an address where it knows no member.
     assert probe(processes[1], reference.job) == answer
@@ -553,6 +552,53 @@ def test_probes():
     assert probe(processes[1], processes[1].me.process)["ended"] == 1
     request = messages.ElasticProbe(messages.PROTOCOL + 1, "", "", "", 0.0)
     assert processes[1].probe(request, ClientContext())["status"] == "refused"
+
+
+def test_newcomers_are_taken_in_where_they_stand():
+    processes = job(2)
+    newcomer = machine(3, 2)
+    for process in processes:
+        process.stand(call=4, ended=3)
+    newcomer.stand(call=2, ended=1)
+    assert form(newcomer, processes[0]) == {"status": "over"}
+    assert not processes[0].newcomers_wait()
+    for call, waits in ((5, False), (4, True)):
+        newcomer.stand(call=call, ended=3)
+        assert form(newcomer, processes[0])["status"] == "waiting"
+        assert processes[0].newcomers_wait() == waits
+    # In a call that is within another one nobody can stand.
+    processes[0].stand(call=-1, ended=3)
+    assert not processes[0].newcomers_wait()
+    processes[0].stand(call=4, ended=3)
+    assert processes[0].newcomers_wait()
+
+
+def test_a_waiting_newcomer_hears_that_its_call_is_over():
+    processes = job(2)
+    processes[0].stand(call=4, ended=3)
+    newcomer = machine(3, 2)
+    newcomer.stand(call=4, ended=3)
+    waiting = Background(form, newcomer, processes[0], wait=20.0)
+    while not processes[0].newcomers_wait():
+        processes[0].wait(5.0, processes[0].changes)
+    processes[0].stand(call=0, ended=4)
+    assert waiting.result() == {"status": "over"}
+
+
+def test_another_call_than_the_members_is_not_taken_in_when_they_form_a_generation():
+    processes = job(2)
+    processes[0].stand(call=4, ended=3)
+    for process in processes:
+        process.begin_forming()
+    processes[0].lead()
+    newcomers = [machine(3, 2), machine(4, 2)]
+    for newcomer, call in zip(newcomers, (4, 5), strict=True):
+        newcomer.stand(call=call, ended=3)
+        assert form(newcomer, processes[0])["status"] == "waiting"
+    assert form(processes[1], processes[0])["status"] == "waiting"
+    generation = processes[0].decide(set(), asked_all=True, admits=True).generation
+    assert newcomers[0].me in generation.members
+    assert newcomers[1].me not in generation.members
 
 
 @pytest.mark.parametrize(
@@ -704,7 +750,6 @@ def test_a_stranger_reads_no_value_of_the_job():
     connect(generation, processes[:2])
     for process in processes[:2]:
         process.establish()
-        process.publish("history")
         process.begin_forming()
         answers += [probe(process), found(stranger, process, 3, fingerprint="")]
         for changes in ({}, {"description": "{}"}, {"description": json.dumps(SECRET_FIELDS)}):
@@ -712,7 +757,7 @@ def test_a_stranger_reads_no_value_of_the_job():
             for other in processes[:2]:
                 answers += [form(stranger, process, fingerprint="", address=other.me.address)]
     text = json.dumps([{k: v for k, v in answer.items() if k != "details"} for answer in answers])
-    for value in ("history", "abc", *(p.me.process for p in processes)):
+    for value in ("abc", *(p.me.process for p in processes)):
         assert value not in text
     for value in (generation.job, generation.salt, generation.mark, ADDRESSES[0], ADDRESSES[1]):
         assert value not in text

@@ -48,6 +48,7 @@ def test_a_request_of_the_largest_job_fits_the_limit():
         name=me.name,
         address=me.address,
         description=json.dumps({str(i): "x" * 1000 for i in range(4)}),
+        call=2**62,
         number=reference.number,
         mark=reference.mark,
         holds_state=True,

@@ -46,6 +46,7 @@ def form(server: str, description: dict, /, **fields) -> dict:
         "address": "127.0.0.1:1",
         "description": json.dumps(description),
         "reference": "",
+        "call": 0,
         "number": 0,
         "mark": "",
         "holds_state": False,
@@ -82,7 +83,7 @@ def flood(server: str, count: int, description: dict) -> None:
             ):
                 body = {
                     **{"protocol": messages.PROTOCOL, "wait": 0.0, "fingerprint": "", "to": ""},
-                    **{"reference": "", "number": 0, "mark": "", "holds_state": False},
+                    **{"reference": "", "call": 0, "number": 0, "mark": "", "holds_state": False},
                     **{"highest": 0, "dead": "[]", "nonce": "", "proof": "", "start": 2, **fields},
                     "description": json.dumps({**description, "more": text}),
                 }

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from keras.callbacks import BackupAndRestore, CallbackList, History, ProgbarLogger, TensorBoard
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
@@ -18,8 +19,11 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochItera
 from tfdist import ops
 from tfdist.data.order import order_of_each_process
 from tfdist.elastic.job import ElasticJob, LeftBehindError, Unit
-from tfdist.keras import training
-from tfdist.keras.elastic_state import ElasticFit
+from tfdist.elastic.plain_values import encode
+from tfdist.elastic.records import Record, failed
+from tfdist.keras import random_state, training
+from tfdist.keras.elastic_records import check_subject, kept_record, restored
+from tfdist.keras.elastic_state import ElasticFit, LeftOut
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
 
@@ -98,9 +102,47 @@ def agreed(steps: Any, job: ElasticJob) -> Iterator[None]:
 def fit_elastically(original, self, *args, **kwargs):
     """In elastic training a newcomer leaves out what the members have ended.
 
-    A worker that the others have left behind becomes a newcomer, if its data can go back.
+    It takes what that has left. A worker that the others have left behind becomes a newcomer, if
+    its data can go back.
     """
     return fit_among_members(original, History, self, *args, **kwargs)
+
+
+@hooks(TensorFlowTrainer, "evaluate")
+def evaluate_elastically(original, self, *args, **kwargs):
+    """In elastic training a newcomer takes the results that the members have had."""
+    return result_among_members(original, "evaluate", self, *args, **kwargs)
+
+
+@hooks(TensorFlowTrainer, "predict")
+def predict_elastically(original, self, *args, **kwargs):
+    """In elastic training a newcomer takes the predictions that the members have had."""
+    return result_among_members(original, "predict", self, *args, **kwargs)
+
+
+@hooks(TensorFlowTrainer, "train_on_batch")
+def train_on_batch_among_members(original, self, *args, **kwargs):
+    """In elastic training `train_on_batch` is refused on a worker that has not joined the members.
+
+    It would train alone.
+    """
+    check_is_member(self)
+    return original(self, *args, **kwargs)
+
+
+def check_is_member(model: Any) -> None:
+    """Ends this process's part in the job if it is to train a batch before it has joined.
+
+    Raises:
+      TfdistError: it is.
+    """
+    job = elastic_job_of(model.distribute_strategy)
+    if job is not None and job.is_newcomer:
+        job.end(
+            f"expected {model.name!r} to be trained by fit, or by a function of "
+            "tfdist.elastic.run, received train_on_batch: a process that was started while the "
+            "job runs cannot tell which batches the members have trained"
+        )
 
 
 def fit_among_members(
@@ -117,17 +159,39 @@ def fit_among_members(
     job = elastic_job_of(model.distribute_strategy)
     if job is None:
         return original(model, *args, **kwargs)
-    while True:
-        past = job.past_fit()
-        if past is not None:
-            _log.warning(
-                "%s: leaves out fit number %d, which the members have ended: until it joins them "
-                "in another fit, its model does not have the trained weights",
-                *(job.cluster.task_name, job.fits),
+    outer = job.state
+    with job.calls.call("fit"):
+        try:
+            history = _fit_or_join(job, original, model, *args, **kwargs)
+        except LeftOut as left:
+            _log.info(
+                "%s: has left out fit number %d, which the members have ended, and has taken "
+                "what it has left",
+                *(job.cluster.task_name, job.calls.fits),
             )
-            return _history(kind, model, past)
+            return _history(kind, model, left.history, left.epochs)
+        if not job.calls.is_inner:
+            job.calls.end(_record_of_fit(job, model, history))
+    if outer is not None and job.calls.is_inside:
+        # Newcomers of the outer `fit` could not receive what this one has changed.
+        job.state = outer
+        job.calls.mark_unrecordable(
+            f"another fit, of {model.name!r}, was called within it, in a callback"
+        )
+    return history
+
+
+def _fit_or_join(job: ElasticJob, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Makes a `fit` together with the members.
+
+    Raises:
+      LeftOut: they have ended it.
+    """
+    while True:
         try:
             history = original(model, *args, **kwargs)
+            _meet(job, "the end of fit")
+            return history
         except LeftBehindError as error:
             reason = _why_not_again(job)
             if reason is not None:
@@ -136,21 +200,86 @@ def fit_among_members(
                     f"again in this process, because {reason}"
                 ) from None
             _log.warning("%s; joining them again", error)
-            continue
-        job.end_fit(history.history)
-        return history
+
+
+def _meet(job: ElasticJob, where: str) -> None:
+    """Waits until all members are here."""
+
+    def agree() -> None:
+        with tf.device("/device:CPU:0"):
+            ops.all_reduce(tf.constant(job.units), job.communicator, "max", label=where)
+
+    job.run(Unit(where, agree))
+
+
+def _record_of_fit(job: ElasticJob, model: Any, history: Any) -> Record:
+    state = job.state
+    if not isinstance(state, ElasticFit) or state.model is not model:
+        return failed("fit", f"{model.name!r} has trained no step together with others")
+    return state.record(history.history, history.epoch)
+
+
+def result_among_members(original: Any, kind: str, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls `evaluate` or `predict` of a Keras; a newcomer takes the members' result.
+
+    Args:
+      original: the function.
+      kind: its name.
+      model: the model.
+      *args, **kwargs: of the function.
+    """
+    job = elastic_job_of(model.distribute_strategy)
+    if job is None:
+        return original(model, *args, **kwargs)
+    with job.calls.call(kind):
+        if job.calls.is_inner:
+            return original(model, *args, **kwargs)
+        while True:
+            if job.is_newcomer:
+                record = job.calls.record_when_ended()
+                check_subject(job, record, kind, _subject(model))
+                values = restored(job.records, record, [])
+                random_state.restore(values["random"].tobytes())
+                job.calls.end(record)
+                if "result" in values:
+                    return values["result"]
+                # It is none that can be kept. The members' weights are this process's.
+                return original(model, *args, **kwargs)
+            try:
+                result = original(model, *args, **kwargs)
+                _meet(job, f"the end of {kind}")
+                break
+            except LeftBehindError as error:
+                _log.warning("%s; joining them again", error)
+        job.calls.end(_record_of_result(job, kind, model, result))
+        return result
+
+
+def _record_of_result(job: ElasticJob, kind: str, model: Any, result: Any) -> Record:
+    rest = {"random": np.frombuffer(random_state.packed(), np.uint8), "result": result}
+    try:
+        encode(rest, kind)
+    except TypeError:
+        del rest["result"]
+    return kept_record(job.records, kind, _subject(model), rest, [], job.calls)
+
+
+def _subject(model: Any) -> dict[str, str]:
+    return {"class of the model": type(model).__name__}
 
 
 def _why_not_again(job: ElasticJob) -> str | None:
     return job.state.why_not_again() if isinstance(job.state, ElasticFit) else None
 
 
-def _history(kind: type[History], model: Any, logs: dict[str, list[float]]) -> History:
+def _history(
+    kind: type[History], model: Any, logs: dict[str, list[float]], epochs: list[int]
+) -> History:
     """The result of a `fit` that other members have made."""
     history = kind()
     history.set_model(model)
     history.history = logs
-    history.epoch = list(range(max(map(len, logs.values()), default=0)))
+    history.epoch = epochs
     model.history = history
     return history
 

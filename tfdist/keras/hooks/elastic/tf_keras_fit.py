@@ -23,9 +23,11 @@ from tfdist.keras import training
 from tfdist.keras.elastic_state import ElasticFit
 from tfdist.keras.hooks.elastic.fit import (
     WriterOfRank0,
+    check_is_member,
     fit_among_members,
     is_left_to_rank_0,
     muted,
+    result_among_members,
 )
 from tfdist.keras.hooks.elastic.tf_keras_data import TfKerasTraining
 from tfdist.keras.registry import hooks
@@ -36,9 +38,32 @@ from tfdist.keras.workers import elastic_job_of
 def fit_elastically(original, self, *args, **kwargs):
     """In elastic training a newcomer leaves out what the members have ended.
 
-    A worker that the others have left behind becomes a newcomer, if its data can go back.
+    It takes what that has left. A worker that the others have left behind becomes a newcomer, if
+    its data can go back.
     """
     return fit_among_members(original, History, self, *args, **kwargs)
+
+
+@hooks(tf_keras.Model, "evaluate")
+def evaluate_elastically(original, self, *args, **kwargs):
+    """In elastic training a newcomer takes the results that the members have had."""
+    return result_among_members(original, "evaluate", self, *args, **kwargs)
+
+
+@hooks(tf_keras.Model, "predict")
+def predict_elastically(original, self, *args, **kwargs):
+    """In elastic training a newcomer takes the predictions that the members have had."""
+    return result_among_members(original, "predict", self, *args, **kwargs)
+
+
+@hooks(tf_keras.Model, "train_on_batch")
+def train_on_batch_among_members(original, self, *args, **kwargs):
+    """In elastic training `train_on_batch` is refused on a worker that has not joined the members.
+
+    It would train alone.
+    """
+    check_is_member(self)
+    return original(self, *args, **kwargs)
 
 
 @hooks(CallbackList, "on_train_begin")

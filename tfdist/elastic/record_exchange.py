@@ -1,0 +1,174 @@
+"""How a newcomer reads the records of calls that the members have ended.
+
+Members serve them beside their training, in messages of a megabyte. What a newcomer has already,
+because an earlier call left the same, is not sent again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tfdist.control import messages
+from tfdist.control.client import RefusedError, UnreachableError
+from tfdist.control.held_calls import ClientContext
+from tfdist.elastic.peers import Peers
+from tfdist.elastic.records import Record, RecordGoneError, Records, digest_of
+from tfdist.errors import TfdistError
+
+_CHUNK = 1 << 20  # bytes
+
+
+class RecordServer:
+    """Answers newcomers.
+
+    Args:
+      records: this process's.
+      knows_job: whether a caller may read them: who may join may.
+    """
+
+    def __init__(
+        self, records: Records, knows_job: Callable[[messages.ElasticRecord], bool]
+    ) -> None:
+        self._records = records
+        self._knows_job = knows_job
+
+    def answer(self, request: messages.ElasticRecord, context: ClientContext) -> dict[str, Any]:
+        """Answers one request.
+
+        Returns:
+          {"status": "here", "part" (the record's digest)} or {"status": "here", "bytes" (base64),
+          "size" (of the whole part)}; {"status": "none"} if this process has not ended the call;
+          {"status": "gone"} if it has no such part; or {"status": "refused", "reason"}.
+        """
+        reason = messages.reason_to_refuse(request)
+        if reason is None and not self._knows_job(request):
+            reason = (
+                "only processes of this job are told what its calls of fit have left: expected the "
+                "same training addresses in TF_CONFIG, or a shared secret (TFDIST_SECRET)"
+            )
+        if reason:
+            return {"status": "refused", "reason": reason}
+        if not request.part:
+            head = self._records.head(request.call)
+            return {"status": "none"} if head is None else {"status": "here", "part": head}
+        size = self._records.size(request.part)
+        if size is None or request.offset < 0:
+            return {"status": "gone"}
+        content = self._records.read(request.part, min(request.offset, size), _CHUNK)
+        return {"status": "here", "bytes": base64.b64encode(content).decode(), "size": size}
+
+    @property
+    def handlers(self) -> dict[str, Callable[[Any, ClientContext], dict[str, Any]]]:
+        """The handler, by method."""
+        return {messages.ELASTIC_RECORD: self.answer}
+
+
+class RecordReader:
+    """Reads records of the members.
+
+    Args:
+      peers: the other processes.
+      records: this process's, which get what is read.
+
+    Attributes:
+      heard: monotonic time at which a member has answered last.
+    """
+
+    def __init__(self, peers: Peers, records: Records) -> None:
+        self._peers = peers
+        self._records = records
+        self.heard = time.monotonic()
+
+    def read(self, call: int) -> Record | None:
+        """Returns the record of a call, all of whose parts this process then has.
+
+        Args:
+          call: its number, from 1.
+
+        Returns:
+          None if no member that answers has ended the call.
+
+        Raises:
+          RecordGoneError: no member has all parts of it.
+          ClusterConfigError: the members refuse this process.
+        """
+        is_gone = False
+        for address in self._members():
+            reply = self._call(address, call, "", 0)
+            if reply is None:
+                continue
+            self.heard = time.monotonic()
+            if reply.get("status") != "here":
+                continue
+            record = self._from(address, call, str(reply.get("part")))
+            if record is not None:
+                return record
+            is_gone = True
+        if is_gone:
+            raise RecordGoneError(
+                f"{self._peers.me.name}: no member has what call number {call} of fit, evaluate "
+                "and predict has left"
+            )
+        return None
+
+    def _members(self) -> Iterator[str]:
+        """Yields the addresses of members that answer."""
+        began = time.monotonic()
+        others = self._peers.others()
+        self._peers.ask(others, every=0.0)
+        told: set[str] = set()
+        while True:
+            under_way = self._peers.probes.under_way(others)
+            for address in others:
+                answer = self._peers.probes.answer(address, began)
+                if address not in told and answer is not None and answer.is_member:
+                    told.add(address)
+                    yield address
+            if not under_way:
+                return
+            self._peers.pause(self._peers.timing.check)
+
+    def _from(self, address: str, call: int, head: str) -> Record | None:
+        """Reads a record of one member; None if that has not all parts."""
+        content = self._part(address, call, head)
+        if content is None:
+            return None
+        record = Record.from_bytes(content)
+        for part in record.parts:
+            if part and self._records.size(part) is None:
+                content = self._part(address, call, part)
+                if content is None:
+                    return None
+                self._records.keep(content)
+        return record
+
+    def _part(self, address: str, call: int, digest: str) -> bytes | None:
+        content = bytearray()
+        while True:
+            reply = self._call(address, call, digest, len(content))
+            if reply is None or reply.get("status") != "here":
+                return None
+            with contextlib.suppress(binascii.Error, ValueError):
+                content += base64.b64decode(str(reply.get("bytes")), validate=True)
+            size = reply.get("size")
+            if not isinstance(size, int) or size > len(content) and not reply.get("bytes"):
+                return None
+            if len(content) >= size:
+                return bytes(content) if digest_of(bytes(content)) == digest else None
+
+    def _call(self, address: str, call: int, part: str, offset: int) -> dict[str, Any] | None:
+        request = messages.ElasticRecord(
+            messages.PROTOCOL, self._peers.fingerprint, call, part, offset, wait=0.0
+        )
+        name = self._peers.names.get(address, address)
+        try:
+            return self._peers.probes.call(address, name, messages.ELASTIC_RECORD, request)
+        except RefusedError:
+            raise
+        except (UnreachableError, TfdistError):
+            return None  # it has ended, and perhaps another program has its address
