@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -68,6 +67,10 @@ class RecordServer:
         return {messages.ELASTIC_RECORD: self.answer}
 
 
+class _Gone(Exception):
+    """A member has not all parts of a record."""
+
+
 class RecordReader:
     """Reads records of the members.
 
@@ -105,10 +108,12 @@ class RecordReader:
             self.heard = time.monotonic()
             if reply.get("status") != "here":
                 continue
-            record = self._from(address, call, str(reply.get("part")))
-            if record is not None:
-                return record
-            is_gone = True
+            try:
+                return self._from(address, call, str(reply.get("part")))
+            except UnreachableError:
+                continue
+            except _Gone:
+                is_gone = True
         if is_gone:
             raise RecordGoneError(
                 f"{self._peers.me.name}: no member has what call number {call} of fit, evaluate "
@@ -133,33 +138,44 @@ class RecordReader:
                 return
             self._peers.pause(self._peers.timing.check)
 
-    def _from(self, address: str, call: int, head: str) -> Record | None:
-        """Reads a record of one member; None if that has not all parts."""
-        content = self._part(address, call, head)
-        if content is None:
-            return None
-        record = Record.from_bytes(content)
+    def _from(self, address: str, call: int, head: str) -> Record:
+        """Reads a record of one member.
+
+        Raises:
+          UnreachableError: it does not answer any more.
+          _Gone: it has not all parts.
+        """
+        try:
+            record = Record.from_bytes(self._part(address, call, head))
+        except ValueError as error:
+            raise _Gone from error
         for part in record.parts:
             if part and self._records.size(part) is None:
-                content = self._part(address, call, part)
-                if content is None:
-                    return None
-                self._records.keep(content)
+                self._records.keep(self._part(address, call, part))
         return record
 
-    def _part(self, address: str, call: int, digest: str) -> bytes | None:
-        content = bytearray()
+    def _part(self, address: str, call: int, digest: str) -> bytes:
+        parts: list[bytes] = []
+        received = 0
         while True:
-            reply = self._call(address, call, digest, len(content))
-            if reply is None or reply.get("status") != "here":
-                return None
-            with contextlib.suppress(binascii.Error, ValueError):
-                content += base64.b64decode(str(reply.get("bytes")), validate=True)
+            reply = self._call(address, call, digest, received)
+            if reply is None:
+                raise UnreachableError("no answer")
+            try:
+                chunk = base64.b64decode(str(reply.get("bytes", "")), validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise _Gone from error
+            parts.append(chunk)
+            received += len(chunk)
             size = reply.get("size")
-            if not isinstance(size, int) or size > len(content) and not reply.get("bytes"):
-                return None
-            if len(content) >= size:
-                return bytes(content) if digest_of(bytes(content)) == digest else None
+            if reply.get("status") != "here" or not isinstance(size, int):
+                raise _Gone
+            if received < size and chunk:
+                continue
+            content = b"".join(parts)
+            if digest_of(content) != digest:
+                raise _Gone
+            return content
 
     def _call(self, address: str, call: int, part: str, offset: int) -> dict[str, Any] | None:
         request = messages.ElasticRecord(

@@ -83,8 +83,8 @@ def check_subject(job: ElasticJob, record: Record, kind: str, subject: dict[str,
 
 def _kept_value(records: Records, tensor: tf.Tensor) -> Value:
     with tf.device("/device:CPU:0"):
-        array = np.ascontiguousarray(tf.identity(tensor).numpy())
+        array = np.asarray(tf.identity(tensor).numpy())
     if array.dtype.hasobject:
         raise TypeError(f"expected variables of numbers, received one of {tensor.dtype.name}")
-    digest = records.keep(array.reshape(-1).view(np.uint8).data)
+    digest = records.keep(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return Value(digest, tensor.dtype.name, array.shape)
