@@ -167,6 +167,7 @@ class ElasticJob:
         # Generations without a unit of work, and when the first one of them was formed.
         self._idle_generations, self._idle_since = 0, 0.0
         self._timeout = settings.rendezvous_timeout
+        self._exit_timeout = settings.exit_timeout
         self._member_since = 0  # the number of a generation
         self._ended_because = ""
         # Saves for all members, whose next ranks are not known yet.
@@ -439,6 +440,8 @@ class ElasticJob:
         """
         if not self._open or os.getpid() != self._pid:
             return
+        if failure is None and not (self.is_newcomer or self.leaves or self.ends):
+            self._membership.serve_records(self._exit_timeout)
         self._open = False
         self._membership.leave()
         if failure is not None:

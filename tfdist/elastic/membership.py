@@ -135,6 +135,7 @@ class Membership:
         self._peers = Peers(self._state, probes, names, timing, settings.rendezvous_timeout)
         records = Records(0) if records is None else records
         self._reader = RecordReader(self._peers, records)
+        self._served = RecordServer(records, self._state.knows_job)
         self._founding = Founding(self._peers, tuple(names), start, self._last_refusal)
         joining = Joining(self._peers, self._founding)
         self._agreement = Agreement(self._peers, joining, elastic.min_workers)
@@ -148,7 +149,7 @@ class Membership:
             self._server = ControlServer(
                 cluster,
                 settings.secret,
-                self._state.handlers | RecordServer(records, self._state.knows_job).handlers,
+                self._state.handlers | self._served.handlers,
                 max_threads=_MAX_THREADS,
                 interface=settings.interface,
                 is_from_the_job=self._state.is_from_the_job,
@@ -286,6 +287,16 @@ class Membership:
     def record(self, call: int) -> Record | None:
         """Reads what the members have of a call; see `RecordReader.read`."""
         return self._reader.read(call)
+
+    def serve_records(self, seconds: float) -> None:
+        """Waits, at the end of the program, for newcomers that read records of this process.
+
+        Args:
+          seconds: how long at most.
+        """
+        deadline = time.monotonic() + seconds
+        while self._served.is_read and time.monotonic() < deadline:
+            self._peers.closed.wait(self._peers.timing.retry)
 
     def record_when_ended(self, call: int) -> Record:
         """Waits until the members have ended a call; returns its record.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,9 @@ from tfdist.elastic.records import Record, RecordGoneError, Records, digest_of
 from tfdist.errors import TfdistError
 
 _CHUNK = 1 << 20  # bytes
+# Seconds for which a process that has read a record may be busy before it reads the next one, and
+# for which it may read the parts of the last one.
+_BETWEEN, _AFTER_LAST = 15.0, 1.0
 
 
 class RecordServer:
@@ -35,6 +39,15 @@ class RecordServer:
     ) -> None:
         self._records = records
         self._knows_job = knows_job
+        # The last call whose record a newcomer has read, and when it has read anything.
+        self._read = 0
+        self._read_at = -math.inf
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a newcomer is about to read records, as far as its last request tells."""
+        is_behind = self._read < len(self._records)
+        return time.monotonic() < self._read_at + (_BETWEEN if is_behind else _AFTER_LAST)
 
     def answer(self, request: messages.ElasticRecord, context: ClientContext) -> dict[str, Any]:
         """Answers one request.
@@ -52,13 +65,15 @@ class RecordServer:
             )
         if reason:
             return {"status": "refused", "reason": reason}
+        self._read_at = time.monotonic()
         if not request.part:
+            self._read = request.call
             head = self._records.head(request.call)
             return {"status": "none"} if head is None else {"status": "here", "part": head}
         size = self._records.size(request.part)
         if size is None or request.offset < 0:
             return {"status": "gone"}
-        content = self._records.read(request.part, min(request.offset, size), _CHUNK)
+        content = self._records.read(request.part, request.offset, _CHUNK)
         return {"status": "here", "bytes": base64.b64encode(content).decode(), "size": size}
 
     @property

@@ -21,6 +21,7 @@ import json
 import os
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -170,8 +171,8 @@ class Records:
         """
         with self._lock:
             part = self._parts[digest]
-        end = part.size if size is None else min(part.size, offset + size)
-        return part.read(offset, end)
+        begin = min(offset, part.size)
+        return part.read(begin, part.size if size is None else min(part.size, begin + size))
 
     def _kept(self, content: memoryview | bytes) -> _Part:
         size = memoryview(content).nbytes
@@ -181,6 +182,7 @@ class Records:
             return _Part(size, lambda begin, end: held[begin:end])
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="tfdist-records-", buffering=0)
+            weakref.finalize(self, self._file.close)
         file, at = self._file, self._file_size
         _write_at(file.fileno(), content, at)
         self._file_size += size

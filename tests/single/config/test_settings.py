@@ -32,6 +32,7 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         "TFDIST_METRICS_PORT": "0",
         "TFDIST_STRAGGLER_PERIOD": "60",
         "TFDIST_RESTARTS": "2",
+        "TFDIST_ELASTIC_RECORDS": "500M",
     }
     expected = Settings(
         secret=b"s3cret of 16 byte",
@@ -47,6 +48,7 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         metrics_port=0,
         straggler_period=60,
         restarts=2,
+        elastic_records=500 << 20,
     )
     assert Settings.from_environment(given) == expected
     file = tmp_path / "secret"

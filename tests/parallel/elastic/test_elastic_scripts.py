@@ -1,0 +1,318 @@
+"""Scripts of several calls of `fit`, `evaluate` and `predict`, one of whose workers is replaced.
+
+A newcomer leaves out the calls that are over, and has then what the others have.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from rank_outcome import describe_all
+from ranks import on_ranks, start_ranks
+
+import tfdist
+from tfdist.elastic.calls import CallFailedError
+from tfdist.elastic.job import Unit
+from tfdist.elastic.states import elastic_job
+from tfdist.errors import TfdistError
+
+pytestmark = pytest.mark.timeout(240)
+ELASTIC = {"TFDIST_ELASTIC": "1:2"}
+ROWS, EPOCHS = 80, 3
+
+
+def _places(keras, ctx, name):
+    """A callback: the first worker waits at a place until the test says "go on"."""
+
+    class Places(keras.callbacks.Callback):
+        seen: list = []
+
+        def __init__(self):
+            super().__init__()
+            self.batches = 0
+            self.takes = None
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.batches += 1
+            if ctx is not None and (name, self.batches) in PLACES:
+                ctx.report("at", (name, self.batches))
+                how = ctx.wait_for(f"go on {name}", 60.0)
+                if how == WITH_NEWCOMER:
+                    _await_newcomer()
+                elif how == NOBODY:
+                    _await_newcomer()
+                    self.takes = elastic_job().take_flags
+                    elastic_job().take_flags = lambda flags: None
+
+        def on_train_end(self, logs=None):
+            if self.takes is not None:
+                elastic_job().take_flags = self.takes
+
+    return Places()
+
+
+# Of a worker that has them in its way; others' `_places` do not wait.
+PLACES = [("first", 2), ("second", 2)]
+
+
+WITH_NEWCOMER = "when a newcomer waits"
+NOBODY = "when a newcomer waits, and take nobody in until the end of this call"
+
+
+def _await_newcomer():
+    job, deadline = elastic_job(), time.monotonic() + 60
+    while not job._membership.newcomers_wait():
+        assert time.monotonic() < deadline
+        job.pause(0.01)
+
+
+def _model(keras, outputs, activation):
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(5, "tanh"),
+            keras.layers.Dropout(0.0),
+            keras.layers.Dense(outputs, activation),
+        ]
+    )
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def two_stages(ctx, library, distributed=True):
+    """Returns what each stage has computed, and what a script may decide by."""
+    keras = importlib.import_module(library)
+    keras.backend.set_floatx("float64")
+    keras.utils.set_random_seed(3)
+    strategy = tfdist.MultiWorkerMirroredStrategy() if distributed else tf.distribute.get_strategy()
+    x = np.random.default_rng(0).normal(size=(ROWS, 6))
+    held = ctx if distributed else None
+    with strategy.scope():
+        first = _model(keras, 6, None)
+    stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=1, restore_best_weights=True)
+    places = _places(keras, held, "first")
+    history = first.fit(x, x, batch_size=16, epochs=EPOCHS, verbose=0, callbacks=[stopping, places])
+    found = {
+        "history": history.history,
+        "epochs": history.epoch,
+        "first": first.get_weights(),
+        "slots": [np.asarray(v) for v in _variables(first.optimizer)],
+        "best": float(stopping.best),
+        "batches": places.batches,
+        "drawn": [random.random(), np.random.random(), float(tf.random.uniform([]))],
+    }
+    if ctx is not None:
+        ctx.report("over", "first")
+    code = first.predict(x, batch_size=20, verbose=0)
+    found["evaluated"] = first.evaluate(x, x, batch_size=20, verbose=0)
+    found["predicted"] = code
+    chosen = (np.abs(code[:, 0]) > np.median(np.abs(code[:, 0]))).astype("float64")
+    with strategy.scope():
+        second = _model(keras, 1, "sigmoid")
+    second.fit(
+        code,
+        chosen[:, None],
+        batch_size=16,
+        epochs=EPOCHS,
+        verbose=0,
+        callbacks=[_places(keras, held, "second")],
+    )
+    found["second"] = second.get_weights()
+    found["after"] = first.get_weights()
+    return found
+
+
+def _variables(optimizer):
+    variables = optimizer.variables
+    return variables() if callable(variables) else variables
+
+
+def _alone(body, *args):
+    with start_ranks(body, 1, args=[*args, False], env={"TF_CONFIG": ""}) as ranks:
+        (outcome,) = ranks.join(60.0)
+    assert outcome.ok, outcome.describe()
+    return outcome.result
+
+
+def _check(found, expected, tolerance):
+    for name, value in expected.items():
+        for own, other in zip(_leaves(found[name]), _leaves(value), strict=True):
+            np.testing.assert_allclose(own, other, rtol=0, atol=tolerance, err_msg=name)
+
+
+def _leaves(value):
+    return tf.nest.flatten(value)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_was_started_in_the_second_stage_has_the_first_one(library, victim):
+    with start_ranks(two_stages, 2, args=[library], env=ELASTIC) as ranks:
+        for rank in range(2):
+            ranks.wait_for(rank, "at", ("first", 2))
+        ranks[victim].kill()
+        survivor = 1 - victim
+        ranks.send(survivor, "go on first")
+        ranks.wait_for(survivor, "at", ("second", 2))
+        ranks.restart(victim)
+        ranks.wait_for(victim, "over", "first")
+        ranks.send(victim, "go on second")
+        ranks.send(survivor, "go on second", WITH_NEWCOMER)
+        outcomes = ranks.join(90.0)
+    assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
+    results = [outcome.result for outcome in outcomes]
+    _check(results[victim], results[survivor], 0.0)
+    _check(results[survivor], _alone(two_stages, library), 1e-12)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_a_fit_that_ends_while_a_newcomer_waits_for_it(library):
+    with start_ranks(two_stages, 2, args=[library], env=ELASTIC) as ranks:
+        for rank in range(2):
+            ranks.wait_for(rank, "at", ("first", 2))
+        ranks[1].kill()
+        ranks.restart(1)
+        # It waits at the other one, which takes nobody in.
+        ranks.send(0, "go on first", NOBODY)
+        ranks.wait_for(1, "over", "first", timeout=60.0)
+        ranks.wait_for(0, "at", ("second", 2))
+        ranks.send(1, "go on second")
+        ranks.send(0, "go on second", WITH_NEWCOMER)
+        outcomes = ranks.join(90.0)
+    assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
+    _check(outcomes[1].result, outcomes[0].result, 0.0)
+    _check(outcomes[0].result, _alone(two_stages, library), 1e-12)
+
+
+def fits_in_turns(ctx, distributed=True):
+    """Two models, trained in turns."""
+    import keras
+
+    keras.backend.set_floatx("float64")
+    keras.utils.set_random_seed(3)
+    strategy = tf.distribute.get_strategy()
+    if distributed:
+        strategy = tfdist.MultiWorkerMirroredStrategy()
+    held = ctx if distributed else None
+    x = np.random.default_rng(0).normal(size=(ROWS, 6))
+    y = x.sum(axis=1, keepdims=True)
+    with strategy.scope():
+        models = [_model(keras, 1, None), _model(keras, 1, "tanh")]
+    losses = []
+    for turn in range(6):
+        model = models[turn % 2]
+        places = _places(keras, held, {1: "first", 4: "second"}.get(turn))
+        history = model.fit(
+            x,
+            y,
+            batch_size=16,
+            initial_epoch=turn // 2,
+            epochs=turn // 2 + 1,
+            verbose=0,
+            callbacks=[places],
+        )
+        losses += history.history["loss"]
+    return {"weights": [model.get_weights() for model in models], "losses": losses[-1:]}
+
+
+def test_two_models_in_turns_whose_workers_are_both_replaced():
+    """The first newcomer is rank 0 in the end."""
+    with start_ranks(fits_in_turns, 2, env=ELASTIC) as ranks:
+        for rank in range(2):
+            ranks.wait_for(rank, "at", ("first", 2))
+        ranks[1].kill()
+        ranks.restart(1)
+        # In the second fit, of which it then makes the rest.
+        ranks.send(1, "go on first")
+        ranks.send(0, "go on first", WITH_NEWCOMER)
+        for rank in range(2):
+            ranks.wait_for(rank, "at", ("second", 2), timeout=60.0)
+        ranks[0].kill()
+        ranks.restart(0)
+        ranks.send(0, "go on second")
+        ranks.send(1, "go on second", WITH_NEWCOMER)
+        outcomes = ranks.join(90.0)
+    assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
+    first, second = (outcome.result for outcome in outcomes)
+    _check(first, second, 0.0)
+    _check(second, _alone(fits_in_turns), 1e-12)
+
+
+def _failing(ctx):
+    """The second of three calls fails in all workers, and the program goes on."""
+    import keras
+
+    keras.utils.set_random_seed(3)
+    with tfdist.MultiWorkerMirroredStrategy().scope():
+        model = _model(keras, 1, None)
+    x = np.ones((32, 6))
+    y = x.sum(axis=1, keepdims=True)
+    model.fit(x, y, batch_size=16, verbose=0)
+    try:
+        model.fit(x, y[:, :0].reshape(32, 0, 1), batch_size=16, verbose=0)
+    except Exception as error:
+        failure = error
+    model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[_places(keras, ctx, "second")])
+    return type(failure).__name__, str(failure), model.get_weights()
+
+
+def test_a_call_that_has_failed_fails_in_a_newcomer_too():
+    with start_ranks(_failing, 2, env={"TFDIST_ELASTIC": "1:2:1"}) as ranks:
+        ranks.wait_for(0, "at", ("second", 2))
+        ranks.send(1, "go on second")
+        ranks.send(0, "go on second", WITH_NEWCOMER)
+        outcomes = ranks.join(60.0)
+    assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
+    (kind, _, weights), (name, text, others) = (outcome.result for outcome in outcomes)
+    if name != kind:  # it was there in time to fail itself
+        assert name == CallFailedError.__name__ and f"it has ended with {kind}" in text
+    _check({"weights": others}, {"weights": weights}, 0.0)
+
+
+def _trains_batches(ctx):
+    import keras
+
+    keras.utils.set_random_seed(3)
+    with tfdist.MultiWorkerMirroredStrategy().scope():
+        model = _model(keras, 1, None)
+    x = np.ones((32, 6))
+    if ctx.rank == 0:
+        model.fit(x, x[:, :1], batch_size=16, verbose=0, callbacks=[_places(keras, ctx, "first")])
+        return
+    ctx.wait_for("go")
+    with pytest.raises(TfdistError, match="to be trained by fit.*received train_on_batch"):
+        model.train_on_batch(x, x[:, :1])
+
+
+def test_a_newcomer_cannot_train_batches_alone():
+    with start_ranks(_trains_batches, 2, env={"TFDIST_ELASTIC": "1:2:1"}) as ranks:
+        ranks.wait_for(0, "at", ("first", 2))
+        ranks.send(1, "go")
+        outcomes = ranks.join(60.0, only=[1])
+        ranks.send(0, "go on first")
+        outcomes += ranks.join(60.0, only=[0])
+    assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
+
+
+@on_ranks(2, env={"TFDIST_ELASTIC": "1:2", "TFDIST_RENDEZVOUS_TIMEOUT": "2"})
+def test_generations_without_a_unit_of_work_are_bounded(ctx):
+    from tfdist.elastic import job as jobs
+
+    jobs._MAX_VAIN, jobs._MAX_IDLE_GENERATIONS = 10_000, 12
+    tfdist.MultiWorkerMirroredStrategy()
+    job = elastic_job()
+
+    def fail():
+        job.communicator.abort("this unit never succeeds")
+        raise tf.errors.UnavailableError(None, None, "this unit never succeeds")
+
+    with pytest.raises(TfdistError, match="a vain unit: could not be done in 1[0-9] generations"):
+        job.run(Unit("a vain unit", fail))
+    # The program may have caught that: it is over all the same.
+    with pytest.raises(TfdistError, match="a vain unit: could not be done"):
+        job.run(Unit("another unit", lambda: None))

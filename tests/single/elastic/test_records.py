@@ -1,0 +1,118 @@
+"""Records of calls: kept once, in memory or in a file, and read by newcomers in pieces."""
+
+from __future__ import annotations
+
+import base64
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.control import messages
+from tfdist.control.held_calls import ClientContext
+from tfdist.elastic import record_exchange
+from tfdist.elastic.record_exchange import RecordServer
+from tfdist.elastic.records import Record, Records, Value, differences, digest_of
+from tfdist.keras import random_state
+
+
+def _request(call=0, part="", offset=0, fingerprint="f", protocol=messages.PROTOCOL):
+    return messages.ElasticRecord(protocol, fingerprint, call, part, offset, wait=0.0)
+
+
+def _server(records):
+    server = RecordServer(records, lambda request: request.fingerprint == "f")
+    return lambda **fields: server.answer(_request(**fields), ClientContext())
+
+
+def test_what_did_not_change_is_kept_once():
+    records = Records(1 << 20)
+    first = records.keep(b"kernel" * 1000)
+    assert records.keep(bytearray(b"kernel" * 1000)) == first == digest_of(b"kernel" * 1000)
+    assert records.bytes_in_memory == 6000
+    assert records.read(first, 6, 6) == b"kernel" and records.size(first) == 6000
+
+
+def test_what_exceeds_the_memory_is_kept_in_a_file():
+    records = Records(10)
+    contents = [bytes([i]) * (i + 5) for i in range(8)] + [b""]
+    digests = [records.keep(content) for content in contents]
+    assert records.bytes_in_memory <= 10
+    assert records.bytes_in_file + records.bytes_in_memory == sum(map(len, contents))
+    for digest, content in zip(digests, contents, strict=True):
+        assert records.read(digest) == content
+        assert records.read(digest, 3, 4) == content[3:7]
+        assert records.read(digest, 100) == b""
+
+
+def test_a_record_is_the_same_after_its_way():
+    value = Value("d", "float32", (2, 3))
+    record = Record("fit", {"rows": "3"}, "r", (value, Value("d", "int64", ())), "")
+    assert Record.from_bytes(record.to_bytes()) == record
+    assert record.parts == ["r", "d"]
+    for content in (b"", b"[]", b"{}", b'{"kind": "fit", "values": [1]}', b"\xff", b"1"):
+        with pytest.raises(ValueError, match="expected a record of a call"):
+            Record.from_bytes(content)
+
+
+def test_what_differs_is_named():
+    assert differences({"rows": "3"}, {"rows": "3"}) == []
+    assert differences({"rows": "3"}, {"rows": "4"}) == ["'rows': expected '4', received '3'"]
+
+
+def test_a_newcomer_reads_a_part_in_pieces(monkeypatch):
+    monkeypatch.setattr(record_exchange, "_CHUNK", 10)
+    records = Records(1 << 20)
+    answer = _server(records)
+    assert answer(call=1) == {"status": "none"}
+    content = bytes(range(25))
+    records.add(Record("fit", rest=records.keep(content)))
+    head = answer(call=1)["part"]
+    assert answer(call=2)["status"] == answer(call=0)["status"] == "none"
+    (digest,) = Record.from_bytes(records.read(head)).parts
+    read = b""
+    while len(read) < 25:
+        found = answer(part=digest, offset=len(read))
+        assert found["size"] == 25
+        read += base64.b64decode(found["bytes"])
+    assert read == content
+    assert answer(part=digest, offset=25)["bytes"] == ""
+
+
+def test_strangers_read_nothing():
+    records = Records(1 << 20)
+    digest = records.keep(b"weights")
+    records.add(Record("fit", rest=digest))
+    answer = _server(records)
+    for fields in ({"call": 1}, {"part": digest}):
+        refused = answer(**fields, fingerprint="of another job")
+        assert refused["status"] == "refused" and "TFDIST_SECRET" in refused["reason"]
+        assert answer(**fields, protocol=1)["status"] == "refused"
+    for offset in (-1, -(2**80)):
+        assert answer(part=digest, offset=offset) == {"status": "gone"}
+    assert answer(part=digest, offset=2**80)["bytes"] == ""
+    assert answer(part="another") == {"status": "gone"}
+
+
+@pytest.mark.parametrize("is_seeded", [False, True])
+def test_random_generators_go_on_as_another_process_s(is_seeded):
+    def drawn():
+        return [random.random(), np.random.normal(), np.random.normal()] + (
+            [float(tf.random.uniform([]))] if is_seeded else []
+        )
+
+    before = random_state.packed()
+    try:
+        random.seed(4)
+        np.random.seed(5)
+        if is_seeded:
+            tf.random.set_seed(6)
+        drawn()
+        state = random_state.packed()
+        expected = drawn()
+        drawn()
+        random_state.restore(state)
+        assert drawn() == expected
+    finally:
+        random_state.restore(before)
