@@ -270,10 +270,18 @@ class ElasticJob:
         Raises:
           TfdistError: always; has the reason. Later units of work raise it again.
         """
-        self._ended_because = f"{self.cluster.task_name}: {reason}"
-        self.leave(reason)
-        self._check_open()
-        raise AssertionError("this process has left the job")
+        raise self.ended_by(TfdistError(f"{self.cluster.task_name}: {reason}"))
+
+    def ended_by(self, error: Exception) -> Exception:
+        """Ends this process's part in the job, for good, because of an error; returns that.
+
+        A program may catch it, and go on with its next call of `fit`, where this process has not
+        what the other members have: its later units of work raise the error's text again.
+        """
+        if not self._ended_because:
+            self._ended_because = str(error)
+            self.leave(str(error))
+        return error
 
     def _check_open(self) -> None:
         if self._ended_because:

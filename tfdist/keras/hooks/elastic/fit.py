@@ -19,8 +19,9 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochItera
 from tfdist import ops
 from tfdist.data.order import order_of_each_process
 from tfdist.elastic.job import ElasticJob, LeftBehindError, Unit
-from tfdist.elastic.plain_values import encode
+from tfdist.elastic.plain_values import decode, encode
 from tfdist.elastic.records import Record, failed
+from tfdist.errors import RendezvousTimeoutError
 from tfdist.keras import random_state, training
 from tfdist.keras.elastic_records import check_subject, kept_record, restored
 from tfdist.keras.elastic_state import ElasticFit, LeftOut
@@ -28,6 +29,12 @@ from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
 
 _log = logging.getLogger("tfdist.elastic")
+# How a call fails that the members cannot go on with.
+_LOST_MEMBERS = (
+    RendezvousTimeoutError,
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+)
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
@@ -160,7 +167,7 @@ def fit_among_members(
     if job is None:
         return original(model, *args, **kwargs)
     outer = job.state
-    with job.calls.call("fit"):
+    with job.calls.call("fit"), _ends_without_members(job):
         try:
             history = _fit_or_join(job, original, model, *args, **kwargs)
         except LeftOut as left:
@@ -181,6 +188,16 @@ def fit_among_members(
     return history
 
 
+@contextlib.contextmanager
+def _ends_without_members(job: ElasticJob) -> Iterator[None]:
+    """Ends this process's part in the job if a call has failed because members were missing."""
+    try:
+        yield
+    except _LOST_MEMBERS as error:
+        job.ended_by(error)
+        raise
+
+
 def _fit_or_join(job: ElasticJob, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Makes a `fit` together with the members.
 
@@ -195,10 +212,11 @@ def _fit_or_join(job: ElasticJob, original: Any, model: Any, *args: Any, **kwarg
         except LeftBehindError as error:
             reason = _why_not_again(job)
             if reason is not None:
-                raise LeftBehindError(
+                text = (
                     f"{error}; start the program again, and it joins them: this fit cannot begin "
                     f"again in this process, because {reason}"
-                ) from None
+                )
+                raise job.ended_by(LeftBehindError(text)) from None
             _log.warning("%s; joining them again", error)
 
 
@@ -231,7 +249,7 @@ def result_among_members(original: Any, kind: str, model: Any, *args: Any, **kwa
     job = elastic_job_of(model.distribute_strategy)
     if job is None:
         return original(model, *args, **kwargs)
-    with job.calls.call(kind):
+    with job.calls.call(kind), _ends_without_members(job):
         if job.calls.is_inner:
             return original(model, *args, **kwargs)
         while True:
@@ -242,7 +260,7 @@ def result_among_members(original: Any, kind: str, model: Any, *args: Any, **kwa
                 random_state.restore(values["random"].tobytes())
                 job.calls.end(record)
                 if "result" in values:
-                    return values["result"]
+                    return decode(values["result"].tobytes())[""]
                 # It is none that can be kept. The members' weights are this process's.
                 return original(model, *args, **kwargs)
             try:
@@ -256,11 +274,11 @@ def result_among_members(original: Any, kind: str, model: Any, *args: Any, **kwa
 
 
 def _record_of_result(job: ElasticJob, kind: str, model: Any, result: Any) -> Record:
-    rest = {"random": np.frombuffer(random_state.packed(), np.uint8), "result": result}
+    rest: dict[str, Any] = {"random": np.frombuffer(random_state.packed(), np.uint8)}
     try:
-        encode(rest, kind)
+        rest["result"] = np.frombuffer(encode({"": result}, kind), np.uint8)
     except TypeError:
-        del rest["result"]
+        _log.debug("the result of %s cannot be kept: %s", kind, type(result))
     return kept_record(job.records, kind, _subject(model), rest, [], job.calls)
 
 
