@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
-import json
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.callbacks import BackupAndRestore, History, ProgbarLogger
+from keras.callbacks import BackupAndRestore, ProgbarLogger
 from keras.src.backend.common import global_state
 
+from tfdist.compression.states import is_of_each_process
 from tfdist.data.position import InputPosition
-from tfdist.elastic.atomic_step import type_of
+from tfdist.elastic.atomic_step import read, type_of
+from tfdist.elastic.contents import Contents
 from tfdist.elastic.job import ElasticJob, Unit
 from tfdist.elastic.values import (
     assign_values,
@@ -23,6 +24,7 @@ from tfdist.elastic.values import (
     broadcast_values,
     fingerprint,
 )
+from tfdist.keras.callback_state import CallbackStates
 from tfdist.keras.models import (
     metrics_variables,
     model_variables,
@@ -31,14 +33,36 @@ from tfdist.keras.models import (
 )
 from tfdist.keras.own_state import OwnState
 from tfdist.keras.training import Training, TrainingState
+from tfdist.keras.workers import local_updates_of
 
-_log = logging.getLogger("tfdist.elastic")
 _MAX_DESCRIBED = 1000
-_PLAIN = (bool, int, float, type(None))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Received:
+    """What the callbacks of a newcomer may change before its first step, and must not.
+
+    Attributes:
+      values: of all variables.
+      callbacks: the callbacks' states.
+      stops: `model.stop_training`.
+    """
+
+    values: Sequence[tf.Tensor]
+    callbacks: bytes
+    stops: bool
 
 
 class ElasticFit:
     """One `fit` of Keras 3 in an elastic job, the `State` of `tfdist.elastic.job`.
+
+    A member describes its state in a step, when its callbacks have begun the epoch and the step:
+
+        member      on_epoch_begin   on_train_batch_begin   step 8: describes its state
+        newcomer    on_train_begin: takes the state
+                    on_epoch_begin   on_train_batch_begin   takes the state again   step 8
+
+    So what the newcomer's callbacks do in between, to what a member's have done already, is undone.
 
     A subclass is one of tf_keras.
 
@@ -50,7 +74,7 @@ class ElasticFit:
 
     backup_type: type = BackupAndRestore
     # Callbacks whose attributes are a worker's own.
-    of_each_worker: tuple[type, ...] = (History, ProgbarLogger)
+    of_each_worker: tuple[type, ...] = (ProgbarLogger,)
 
     def __init__(self, job: ElasticJob, running: Training, callbacks: Any) -> None:
         self._job = job
@@ -58,6 +82,9 @@ class ElasticFit:
         self._callbacks = callbacks
         self._handles: list[tf.Tensor] = []
         self._has_restored = False
+        self._callback_states: CallbackStates | None = None
+        self._received: _Received | None = None
+        self._contents: Contents | None = None
 
     def begin(self) -> None:
         """Takes the state of rank 0; a newcomer waits for the members, and takes theirs.
@@ -80,6 +107,10 @@ class ElasticFit:
         # Tracing makes what a step makes on first use, such as slots, and takes its time now.
         concrete = step.trace(data.element_spec)
         self._handles = _handles(model, concrete, step.further_handles())
+        self._contents = self._compared()
+        self._callback_states = CallbackStates(
+            self._callbacks.callbacks, self.of_each_worker, _bytes(self._handles)
+        )
         # A newcomer that differs is refused; the members go on.
         fit = f"of fit number {job.fits + 1}"
         rows = self._running.rows
@@ -144,13 +175,13 @@ class ElasticFit:
         """See `State`."""
         with self._running.before_step():
             position = self._running.position
+        assert self._callback_states is not None
         arrays: dict[str, np.ndarray] = {
             "position": np.array(position.to_json()),
-            "callbacks": np.array(json.dumps(self._described())),
+            "callbacks": np.frombuffer(self._callback_states.describe(), np.uint8),
+            "stops": np.array(bool(self._running.model.stop_training)),
+            "is_in_step": np.array(self._running.is_in_step),
         }
-        for i, callback in enumerate(self._callbacks.callbacks):
-            for j, value in enumerate(getattr(callback, "best_weights", None) or ()):
-                arrays[f"best_{i}_{j}"] = np.asarray(value)
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
         return buffer.getvalue()
@@ -159,12 +190,60 @@ class ElasticFit:
         """See `State`."""
         with np.load(io.BytesIO(content), allow_pickle=False) as found:
             position = InputPosition.from_json(str(found["position"]))
-            described = json.loads(str(found["callbacks"]))
-            best = {name: found[name] for name in found.files if name.startswith("best_")}
-        _restore_callbacks(self._callbacks.callbacks, described, best)
+            values = [read(handle) for handle in self._handles]
+            received = _Received(values, found["callbacks"].tobytes(), bool(found["stops"]))
+            is_in_step = bool(found["is_in_step"])
+        self._take(received)
         # Keras sets metrics to zero when an epoch begins.
         own = OwnState.of(self._running.model, of_all=False)
         self._running.go_on_from(TrainingState(position, own), beside_others=True)
+        self._received = received if is_in_step else None
+        if self._contents is not None:
+            self._contents.note_joining()
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether this newcomer has the state of a step that its callbacks have not begun yet."""
+        return self._received is not None
+
+    def take_again(self) -> None:
+        """Takes the state again that this newcomer has received, right before its first step."""
+        if self._received is not None:
+            received, self._received = self._received, None
+            self._take(received)
+
+    def compares(self, reads: Any) -> bool:
+        """Whether members compare their variables after an epoch's steps.
+
+        Args:
+          reads: Keras's iterator of the steps; that of a validation does not train.
+        """
+        return self._contents is not None and self._running.reads is reads
+
+    def compare(self) -> None:
+        """Compares the contents of the members' variables; see `Contents.compare`."""
+        assert self._contents is not None
+        self._contents.compare()
+
+    def _compared(self) -> Contents | None:
+        """The variables that are equal on all members; `None` if workers train alone."""
+        model = self._running.model
+        if local_updates_of(model.distribute_strategy) is not None:
+            return None
+        handles = [handle for handle in self._handles if not is_of_each_process(handle)]
+        names = {}
+        for variable in _known(model):
+            for part in _parts(model, variable):
+                names[id(part.handle)] = getattr(variable, "path", None) or variable.name
+        return Contents(
+            self._job, handles, [names.get(id(handle), "one of train_step") for handle in handles]
+        )
+
+    def _take(self, received: _Received) -> None:
+        assert self._callback_states is not None
+        assign_values(self._handles, received.values)
+        self._callback_states.restore(received.callbacks)
+        self._running.model.stop_training = received.stops
 
     def save(self) -> None:
         """See `State`."""
@@ -172,35 +251,18 @@ class ElasticFit:
             for callback in self._backups():
                 self.save_to(callback)
 
-    def _described(self) -> list[dict[str, Any]]:
-        """The numbers among the callbacks' attributes, such as the best result, and their types."""
-        return [
-            {
-                "type": type(callback).__qualname__,
-                "values": {}
-                if isinstance(callback, self.of_each_worker)
-                else {
-                    name: value.item() if isinstance(value, np.generic) else value
-                    for name, value in vars(callback).items()
-                    if isinstance(value, (*_PLAIN, np.generic))
-                },
-            }
-            for callback in self._callbacks.callbacks
-        ]
+
+def state_of_newcomer(job: ElasticJob) -> ElasticFit | None:
+    """The `fit` of this process if it has joined the others, and has not made a step with them."""
+    state = job.state
+    return state if isinstance(state, ElasticFit) and state.is_catching_up else None
 
 
 def _handles(model: Any, concrete: Any, further: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The resources of all variables that training reads or writes, in a fixed order."""
-    of_keras = global_state.get_global_attribute("global_seed_generator")
-    known = [
-        *model_variables(model),
-        *optimizer_variables(model),
-        *metrics_variables(model),
-        *([] if of_keras is None else [of_keras.state]),
-    ]
     found: dict[int, tf.Tensor] = {}
-    for value in map(tf_variable, known):
-        for part in model.distribute_strategy.experimental_local_results(value):
+    for variable in _known(model):
+        for part in _parts(model, variable):
             found[id(part.handle)] = part.handle
     # Those of optimizers that only a train_step knows, in the order of their creation: that of
     # captures differs between processes.
@@ -216,6 +278,26 @@ def _handles(model: Any, concrete: Any, further: Sequence[tf.Tensor]) -> list[tf
     return list(found.values())
 
 
+def _known(model: Any) -> list[Any]:
+    of_keras = global_state.get_global_attribute("global_seed_generator")
+    return [
+        *model_variables(model),
+        *optimizer_variables(model),
+        *metrics_variables(model),
+        *([] if of_keras is None else [of_keras.state]),
+    ]
+
+
+def _parts(model: Any, variable: Any) -> Sequence[Any]:
+    """A variable's copies on the devices of this process."""
+    return model.distribute_strategy.experimental_local_results(tf_variable(variable))
+
+
+def _bytes(handles: Sequence[tf.Tensor]) -> int:
+    kinds = filter(None, map(type_of, handles))
+    return sum(dtype.size * (shape.num_elements() or 0) for dtype, shape in kinds)
+
+
 def _variables_in_words(handles: Sequence[tf.Tensor]) -> str:
     shapes = [found[1] for found in map(type_of, handles) if found is not None]
     numbers = sum(shape.num_elements() or 0 for shape in shapes)
@@ -227,24 +309,3 @@ def _shortened(text: str) -> str:
     if len(text) <= _MAX_DESCRIBED:
         return text
     return f"{text[:_MAX_DESCRIBED]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
-
-
-def _restore_callbacks(
-    callbacks: Sequence[Any], described: Sequence[dict[str, Any]], best: dict[str, np.ndarray]
-) -> None:
-    own, theirs = [type(each).__qualname__ for each in callbacks], [d["type"] for d in described]
-    if own != theirs:
-        _log.warning(
-            "expected the members' callbacks, %s, received %s: they begin as new ones. Give the "
-            "same callbacks, and the same `verbose`, to all workers",
-            theirs,
-            own,
-        )
-        return
-    for i, (callback, description) in enumerate(zip(callbacks, described, strict=True)):
-        for name, value in description["values"].items():
-            if name in vars(callback):
-                setattr(callback, name, value)
-        weights = [value for name, value in best.items() if name.startswith(f"best_{i}_")]
-        if weights:
-            callback.best_weights = weights
