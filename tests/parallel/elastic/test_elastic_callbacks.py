@@ -22,6 +22,8 @@ from acting_callbacks import (
     Noise,
     Prune,
     RateByCounter,
+    UnseededNoise,
+    UnseededRate,
     made,
 )
 from ranks import start_ranks
@@ -175,3 +177,56 @@ def test_members_stay_equal(library, case, batch, tmp_path):
     stays, joins = lose_one(library, case, batch, tmp_path)
     assert_equal(joins, stays, 0.0)
     assert_equal(stays, alone(library, case), 1e-10)
+
+
+def train_at_random(ctx, library, kind, *args):
+    keras = importlib.import_module(library)
+    keras.backend.set_floatx("float64")
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input((COLUMNS,)) if library == "keras" else layers.Input((COLUMNS,)),
+                layers.Dense(1, name="last"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    callback = made(keras, kind, *args)
+    x, y = examples()
+    model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[callback])
+    return model.get_weights(), getattr(callback, "rates", []), strategy.elastic_job.size
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_the_rate_is_that_of_rank_0(library):
+    args = (library, UnseededRate)
+    with start_ranks(train_at_random, 3, args=args, env={"TFDIST_ELASTIC": "1:3"}) as ranks:
+        outcomes = ranks.join(TIMEOUT)
+    for outcome in outcomes:
+        assert outcome.ok, outcome.describe()
+        assert_equal(list(outcome.result), list(outcomes[0].result), 0.0)
+    assert len(set(outcomes[0].result[1])) == EPOCHS * BATCHES
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_a_worker_ends_whose_weights_differ(library):
+    args = (library, UnseededNoise, 1.0)
+    with start_ranks(train_at_random, 2, args=args, env={"TFDIST_ELASTIC": "1:2"}) as ranks:
+        outcomes = ranks.join(TIMEOUT)
+    by_name = {outcome.exception or "": outcome for outcome in outcomes}
+    assert by_name.keys() == {"", "TfdistError"}, [o.describe() for o in outcomes]
+    assert "in 1 variables" in by_name["TfdistError"].message
+    assert "last/kernel" in by_name["TfdistError"].message, by_name["TfdistError"].message
+    assert by_name[""].result[2] == 1
+
+
+def test_weights_that_differ_by_rounding_become_equal():
+    args = ("keras", UnseededNoise, 1e-13)
+    with start_ranks(train_at_random, 2, args=args, env={"TFDIST_ELASTIC": "1:2"}) as ranks:
+        outcomes = ranks.join(TIMEOUT)
+    for outcome in outcomes:
+        assert outcome.ok, outcome.describe()
+        assert_equal(list(outcome.result), list(outcomes[0].result), 0.0)
+    assert outcomes[0].result[2] == 2

@@ -242,3 +242,19 @@ class UnseededNoise:
         noise = int.from_bytes(os.urandom(4), "little") / 2**32
         first, *others = self.model.get_weights()
         self.model.set_weights([first + self._size * noise, *others])
+
+
+class UnseededRate:
+    """Sets the rate before each batch to a number that differs on each worker; keeps it."""
+
+    model: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        rate_of(self.model).assign(int.from_bytes(os.urandom(4), "little") / 2**36)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.rates.append(float(rate_of(self.model).numpy()))
