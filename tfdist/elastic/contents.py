@@ -56,32 +56,38 @@ class Contents:
         self._since = 0
         self._generation = -1
         self._is_due = True
-        self._compared_at = time.monotonic()
+        self._called_at = self._compared_at = time.monotonic()
+        self._cost = 0.0  # in seconds
 
     def note_joining(self) -> None:
         """Says that this process has become a member just now."""
         self._since = self._job.units
 
-    def compare(self) -> None:
+    def compare(self, always: bool = False) -> None:
         """Compares the contents, if it is time; all members call it together.
+
+        Args:
+          always: whether it is time in any case.
 
         Raises:
           TfdistError: this member's differ from those of most members; names the variables. It
             has left the job.
           tf.errors.OpError: a member was lost.
         """
-        began = time.monotonic()
-        compares = self._is_due or self._generation != self._job.generation
+        # After a loss it has had no result, and is called again.
+        compares = always or self._is_due or self._generation != self._job.generation
+        now = time.monotonic()
         own = checksums(self._handles) if compares else np.zeros(0, np.int64)
-        seconds = time.monotonic() - began
-        wishes = seconds <= _MAX_SECONDS or seconds <= _MAX_PART * (began - self._compared_at)
-        row = [compares, _digest(own), self._since, wishes or not compares]
-        rows = self._gathered(row, "fingerprints of the variables")
-        # Rank 0 decides for all about the next time: before it, all need to know.
-        self._is_due = bool(rows[0, 3])
-        self._generation = self._job.generation
         if compares:
-            self._compared_at = began
+            self._cost, self._compared_at = time.monotonic() - now, now
+        next_time = now + now - self._called_at
+        limit = max(_MAX_SECONDS, _MAX_PART * (next_time - self._compared_at))
+        row = [compares, _digest(own), self._since, self._cost <= limit]
+        rows = self._gathered(row, "fingerprints of the variables")
+        # All need to know whether to compare next time: rank 0 decides.
+        self._is_due = bool(rows[0, 3])
+        self._called_at = now
+        self._generation = self._job.generation
         have = rows[:, 0] != 0
         if len(set(rows[have, 1].tolist())) > 1:
             self._settle(rows, own if compares else checksums(self._handles))
@@ -91,7 +97,7 @@ class Contents:
         rank = self._job.rank
         truth = _rank_of_truth(rows)
         sums = self._gathered(own, "checksums of the variables")
-        places = np.flatnonzero((sums != sums[truth]).any(axis=0))
+        places = np.flatnonzero((sums != sums[truth]).any(axis=0)).tolist()
         handles = [self._handles[place] for place in places]
         values = broadcast_values(handles, self._job.communicator, truth, "the variables' values")
         wrong = [
@@ -117,7 +123,7 @@ class Contents:
                 "%s: other values of the variables than on %s: %s ends",
                 self._job.cluster.task_name,
                 of_truth,
-                ", ".join(map(self._named, np.flatnonzero(ends))),
+                ", ".join(map(self._named, np.flatnonzero(ends).tolist())),
             )
         if (sums[rank] != sums[truth]).any():
             _log.warning(
@@ -145,7 +151,7 @@ def checksums(handles: Sequence[tf.Tensor]) -> np.ndarray:
     """
     with tf.device("/device:CPU:0"):
         values = (np.asarray(tf.identity(read(handle))) for handle in handles)
-        return np.array([zlib.crc32(_as_bytes(value)) for value in values], np.int64)
+        return np.array([zlib.crc32(_as_bytes(value).data) for value in values], np.int64)
 
 
 def _as_bytes(value: np.ndarray) -> np.ndarray:

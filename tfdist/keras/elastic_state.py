@@ -220,10 +220,16 @@ class ElasticFit:
         """
         return self._contents is not None and self._running.reads is reads
 
-    def compare(self) -> None:
-        """Compares the contents of the members' variables; see `Contents.compare`."""
-        assert self._contents is not None
-        self._contents.compare()
+    def compare(self, always: bool = False) -> None:
+        """Compares the contents of the members' variables; see `Contents.compare`.
+
+        Args:
+          always: whether to do so in any case, as after the last epoch.
+        """
+        if self._contents is not None:
+            is_last = self._running.epoch + 1 >= self._callbacks.params["epochs"]
+            stops = bool(self._running.model.stop_training)
+            self._contents.compare(always or is_last or stops)
 
     def _compared(self) -> Contents | None:
         """The variables that are equal on all members; `None` if workers train alone."""

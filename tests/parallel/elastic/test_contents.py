@@ -10,6 +10,7 @@ import tensorflow as tf
 from ranks import on_ranks, start_ranks
 
 import tfdist
+from tfdist.elastic import contents
 from tfdist.elastic.contents import Contents, checksums
 from tfdist.errors import TfdistError
 from tfdist.job import process
@@ -41,10 +42,10 @@ def contents_of(**values):
 def test_equal_contents_stay(ctx):
     tfdist.init()
     values = [np.array([1.5, np.nan, -0.0, np.inf]), np.arange(5), tf.constant([1, 2], tf.bfloat16)]
-    variables, contents = contents_of(a=values[0], b=values[1], c=values[2], d=np.zeros((0, 3)))
+    variables, comparing = contents_of(a=values[0], b=values[1], c=values[2], d=np.zeros((0, 3)))
     before = checksums([variable.handle for variable in variables])
     for _ in range(3):
-        contents.compare()
+        comparing.compare()
     np.testing.assert_array_equal(checksums([v.handle for v in variables]), before)
     assert process.current.members.size == 3
 
@@ -55,12 +56,12 @@ def differ(ctx, ranks, since):
     log = Log()
     logging.getLogger("tfdist.elastic").addHandler(log)
     own = 2.0 if job.rank in ranks else 1.0
-    variables, contents = contents_of(first=[3.0, 4.0], second=[0.5, own], number=7)
+    variables, comparing = contents_of(first=[3.0, 4.0], second=[0.5, own], number=7)
     if job.rank == since:
         job.units = 5
-        contents.note_joining()
+        comparing.note_joining()
     ctx.report("rank", job.rank)
-    contents.compare()
+    comparing.compare()
     return variables[1].numpy().tolist(), log.lines
 
 
@@ -96,17 +97,35 @@ def test_what_differs_by_rounding_becomes_equal(ctx):
     tfdist.init()
     job = process.current.members
     own = np.array([1.0, 2.0 + 1e-12 * (job.rank == 2), np.nan])
-    (variable,), contents = contents_of(value=own)
-    contents.compare()
+    (variable,), comparing = contents_of(value=own)
+    comparing.compare()
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0, np.nan])
+
+
+@on_ranks(2, env=ELASTIC)
+def test_rank_0_decides_when_it_is_time(ctx):
+    tfdist.init()
+    rank = process.current.members.rank
+    (variable,), comparing = contents_of(value=[1.0])
+    contents._MAX_SECONDS = contents._MAX_PART = 0.0
+    comparing.compare()
+    variable.assign([1.0 + rank])
+    comparing.compare()  # it is not
+    contents._MAX_SECONDS = TIMEOUT * (rank == 0)
+    comparing.compare()  # next time
+    if rank == 0:
+        comparing.compare()
+    else:
+        with pytest.raises(TfdistError, match=r"1 variables \(value\)"):
+            comparing.compare()
 
 
 @on_ranks(2, env=ELASTIC)
 def test_other_integers_are_not_rounding(ctx):
     tfdist.init()
-    _, contents = contents_of(counter=np.int64(10**12) + process.current.members.rank)
+    _, comparing = contents_of(counter=np.int64(10**12) + process.current.members.rank)
     if process.current.members.rank == 0:
-        contents.compare()
+        comparing.compare()
     else:
         with pytest.raises(TfdistError, match=r"1 variables \(counter\)"):
-            contents.compare()
+            comparing.compare()
