@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from logical_devices import two_devices
 from ranks import on_ranks, start_ranks
 
 import tfdist
@@ -129,3 +131,39 @@ def test_other_integers_are_not_rounding(ctx):
     else:
         with pytest.raises(TfdistError, match=r"1 variables \(counter\)"):
             comparing.compare()
+
+
+def model_with_states():
+    """Random layers, statistics of each worker's rows, averages of weights, scaled losses."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(16, activation="relu"),
+            layers.BatchNormalization(synchronized=False),
+            layers.Dropout(0.5),
+            layers.Dense(1, dtype="float32"),
+        ]
+    )
+    optimizer = keras.optimizers.AdamW(0.01, clipnorm=0.1, use_ema=True)
+    model.compile(keras.optimizers.LossScaleOptimizer(optimizer), "mse", metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize("compression", [None, "fp16", "bf16", "topk"])
+@on_ranks(3, env=ELASTIC)
+def test_equal_members_raise_no_alarm(ctx, compression):
+    if compression is None:
+        two_devices()
+    settled = []
+    settle = contents.Contents._settle
+    contents.Contents._settle = lambda self, *args: settled.append(settle(self, *args))
+    options = tfdist.CommunicationOptions(compression=compression)
+    strategy = tfdist.MultiWorkerMirroredStrategy(communication_options=options)
+    keras.utils.set_random_seed(2)
+    keras.config.set_dtype_policy("mixed_float16")
+    with strategy.scope():
+        model = model_with_states()
+    x = np.random.default_rng(1).normal(size=(45, 6))
+    model.fit(x, x.sum(1, keepdims=True), batch_size=20, epochs=3, verbose=0)
+    assert settled == [] and strategy.elastic_job.size == 3
