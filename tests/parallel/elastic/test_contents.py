@@ -150,8 +150,9 @@ def model_with_states():
     return model
 
 
-@pytest.mark.parametrize("compression", [None, "fp16", "bf16", "topk"])
-@on_ranks(3, env=ELASTIC)
+# Of two devices a worker; of one with a residual of its own.
+@pytest.mark.parametrize("compression", [None, "topk"])
+@on_ranks(3, env=ELASTIC, timeout=100.0)
 def test_equal_members_raise_no_alarm(ctx, compression):
     if compression is None:
         two_devices()
