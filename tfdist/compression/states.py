@@ -51,7 +51,17 @@ class GradientState:
                     collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
                     name=f"tfdist_compression/{name}",
                 )
+            self._variables[name].handle.tfdist_is_of_each_process = True
         return self._variables[name]
+
+
+def is_of_each_process(handle: tf.Tensor) -> bool:
+    """Whether a resource is that of a variable which each process has for its own gradients.
+
+    Args:
+      handle: an eager tensor.
+    """
+    return getattr(handle, "tfdist_is_of_each_process", False)
 
 
 class GradientStates:

@@ -15,6 +15,7 @@ from keras import tree
 
 from tfdist.elastic.atomic_step import communicates
 from tfdist.elastic.job import ElasticJob
+from tfdist.keras.elastic_state import state_of_newcomer
 from tfdist.keras.elastic_steps import (
     ElasticStep,
     changed_by_step,
@@ -57,6 +58,9 @@ class LocalElasticStep(ElasticStep):
           Exception: as for `ElasticJob.run`.
         """
         self._job.check_has_state("a training step")
+        newcomer = state_of_newcomer(self._job)
+        if newcomer is not None:
+            newcomer.take_again()
         step = self.step_on(batch)
         self._round_end().change_members(where, admits=is_first)
         result, _ = step([0.0, 0.0])

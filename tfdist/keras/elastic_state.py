@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
-import json
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.callbacks import BackupAndRestore, History, ProgbarLogger
+from keras.callbacks import BackupAndRestore, ProgbarLogger
 from keras.src.backend.common import global_state
 
+from tfdist.compression.states import is_of_each_process
 from tfdist.data.position import InputPosition
-from tfdist.elastic.atomic_step import type_of
+from tfdist.elastic.atomic_step import read, type_of
+from tfdist.elastic.contents import Contents
 from tfdist.elastic.job import ElasticJob, Unit
 from tfdist.elastic.peers import CallOver
 from tfdist.elastic.records import Record
@@ -26,6 +27,7 @@ from tfdist.elastic.values import (
     fingerprint,
 )
 from tfdist.keras import random_state
+from tfdist.keras.callback_state import CallbackStates
 from tfdist.keras.elastic_records import check_subject, kept_record, restored
 from tfdist.keras.models import (
     metrics_variables,
@@ -35,10 +37,26 @@ from tfdist.keras.models import (
 )
 from tfdist.keras.own_state import OwnState
 from tfdist.keras.training import Training, TrainingState
+from tfdist.keras.workers import local_updates_of
 
-_log = logging.getLogger("tfdist.elastic")
 _MAX_DESCRIBED = 1000
-_PLAIN = (bool, int, float, type(None))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Received:
+    """What the callbacks of a newcomer may change before its first step, and must not.
+
+    Attributes:
+      values: of all variables.
+      callbacks: the callbacks' states.
+      stops: `model.stop_training`.
+      random: the states of random generators; see `random_state`.
+    """
+
+    values: Sequence[tf.Tensor]
+    callbacks: bytes
+    stops: bool
+    random: bytes
 
 
 class LeftOut(Exception):
@@ -58,6 +76,14 @@ class LeftOut(Exception):
 class ElasticFit:
     """One `fit` of Keras 3 in an elastic job, the `State` of `tfdist.elastic.job`.
 
+    A member describes its state in a step, when its callbacks have begun the epoch and the step:
+
+        member      on_epoch_begin   on_train_batch_begin   step 8: describes its state
+        newcomer    on_train_begin: takes the state
+                    on_epoch_begin   on_train_batch_begin   takes the state again   step 8
+
+    So what the newcomer's callbacks do in between, to what a member's have done already, is undone.
+
     A subclass is one of tf_keras.
 
     Args:
@@ -68,7 +94,7 @@ class ElasticFit:
 
     backup_type: type = BackupAndRestore
     # Callbacks whose attributes are a worker's own.
-    of_each_worker: tuple[type, ...] = (History, ProgbarLogger)
+    of_each_worker: tuple[type, ...] = (ProgbarLogger,)
 
     def __init__(self, job: ElasticJob, running: Training, callbacks: Any) -> None:
         self._job = job
@@ -77,6 +103,9 @@ class ElasticFit:
         self._handles: list[tf.Tensor] = []
         self._description: dict[str, str] = {}
         self._has_restored = False
+        self._callback_states: CallbackStates | None = None
+        self._received: _Received | None = None
+        self._contents: Contents | None = None
 
     @property
     def model(self) -> Any:
@@ -105,6 +134,10 @@ class ElasticFit:
         # Tracing makes what a step makes on first use, such as slots, and takes its time now.
         concrete = step.trace(data.element_spec)
         self._handles = _handles(model, concrete, step.further_handles())
+        self._contents = self._compared()
+        self._callback_states = CallbackStates(
+            self._callbacks.callbacks, self.of_each_worker, _bytes(self._handles)
+        )
         # A newcomer that differs is refused; the members go on.
         fit = f"of fit number {job.calls.fits + 1}"
         rows = self._running.rows
@@ -142,7 +175,7 @@ class ElasticFit:
             except CallOver:
                 record = self._job.calls.record()
             if record is not None:
-                raise LeftOut(*self._take(record))
+                raise LeftOut(*self._leave_out(record))
 
     def record(self, history: dict[str, list[float]], epochs: Sequence[int]) -> Record:
         """Keeps what this `fit` has left, for processes that leave it out.
@@ -154,14 +187,13 @@ class ElasticFit:
         values = {
             "history": {name: list(map(float, logs)) for name, logs in history.items()},
             "epochs": list(map(int, epochs)),
-            "stop_training": bool(self._running.model.stop_training),
             "state": np.frombuffer(self.describe(), np.uint8),
         }
         return kept_record(
             self._job.records, "fit", self._description, values, self._handles, self._job.calls
         )
 
-    def _take(self, record: Record) -> tuple[dict[str, list[float]], list[int]]:
+    def _leave_out(self, record: Record) -> tuple[dict[str, list[float]], list[int]]:
         """Takes what another process's `record` has kept; returns its history and its epochs."""
         job = self._job
         check_subject(job, record, "fit", self._description)
@@ -171,8 +203,7 @@ class ElasticFit:
                 f"{job.calls.fits + 1} has trained, received {len(self._handles)}"
             )
         values = restored(job.records, record, self._handles)
-        self.restore_callbacks(values["state"].tobytes())
-        self._running.model.stop_training = values["stop_training"]
+        self._take(self._received_from(values["state"].tobytes())[1])
         job.calls.end(record)
         return values["history"], values["epochs"]
 
@@ -211,34 +242,95 @@ class ElasticFit:
         """See `State`."""
         with self._running.before_step():
             position = self._running.position
+        assert self._callback_states is not None
         arrays: dict[str, np.ndarray] = {
             "position": np.array(position.to_json()),
-            "callbacks": np.array(json.dumps(self._described())),
+            "callbacks": np.frombuffer(self._callback_states.describe(), np.uint8),
             "random": np.frombuffer(random_state.packed(), np.uint8),
+            "stops": np.array(bool(self._running.model.stop_training)),
+            "is_in_step": np.array(self._running.is_in_step),
         }
-        for i, callback in enumerate(self._callbacks.callbacks):
-            for j, value in enumerate(getattr(callback, "best_weights", None) or ()):
-                arrays[f"best_{i}_{j}"] = np.asarray(value)
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
         return buffer.getvalue()
 
     def restore(self, content: bytes) -> None:
         """See `State`."""
-        position = self.restore_callbacks(content)
+        position, received, is_in_step = self._received_from(content)
+        self._take(received)
         # Keras sets metrics to zero when an epoch begins.
         own = OwnState.of(self._running.model, of_all=False)
         self._running.go_on_from(TrainingState(position, own), beside_others=True)
+        self._received = received if is_in_step else None
+        if self._contents is not None:
+            self._contents.note_joining()
 
-    def restore_callbacks(self, content: bytes) -> InputPosition:
-        """Takes what `describe` has returned, but for the position, which it returns."""
+    def _received_from(self, content: bytes) -> tuple[InputPosition, _Received, bool]:
+        """Reads what `describe` has returned; the variables have their values already.
+
+        Returns:
+          The position, what else there is, and whether it was described within a step.
+        """
         with np.load(io.BytesIO(content), allow_pickle=False) as found:
+            received = _Received(
+                [read(handle) for handle in self._handles],
+                found["callbacks"].tobytes(),
+                bool(found["stops"]),
+                found["random"].tobytes(),
+            )
             position = InputPosition.from_json(str(found["position"]))
-            described = json.loads(str(found["callbacks"]))
-            best = {name: found[name] for name in found.files if name.startswith("best_")}
-            random_state.restore(found["random"].tobytes())
-        _restore_callbacks(self._callbacks.callbacks, described, best)
-        return position
+            return position, received, bool(found["is_in_step"])
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether this newcomer has the state of a step that its callbacks have not begun yet."""
+        return self._received is not None
+
+    def take_again(self) -> None:
+        """Takes the state again that this newcomer has received, right before its first step."""
+        if self._received is not None:
+            received, self._received = self._received, None
+            self._take(received)
+
+    def compares(self, reads: Any) -> bool:
+        """Whether members compare their variables after an epoch's steps.
+
+        Args:
+          reads: Keras's iterator of the steps; that of a validation does not train.
+        """
+        return self._contents is not None and self._running.reads is reads
+
+    def compare(self, always: bool = False) -> None:
+        """Compares the contents of the members' variables; see `Contents.compare`.
+
+        Args:
+          always: whether to do so in any case, as after the last epoch.
+        """
+        if self._contents is not None:
+            is_last = self._running.epoch + 1 >= self._callbacks.params["epochs"]
+            stops = bool(self._running.model.stop_training)
+            self._contents.compare(always or is_last or stops)
+
+    def _compared(self) -> Contents | None:
+        """The variables that are equal on all members; `None` if workers train alone."""
+        model = self._running.model
+        if local_updates_of(model.distribute_strategy) is not None:
+            return None
+        handles = [handle for handle in self._handles if not is_of_each_process(handle)]
+        names = {}
+        for variable in _known(model):
+            for part in _parts(model, variable):
+                names[id(part.handle)] = getattr(variable, "path", None) or variable.name
+        return Contents(
+            self._job, handles, [names.get(id(handle), "one of train_step") for handle in handles]
+        )
+
+    def _take(self, received: _Received) -> None:
+        assert self._callback_states is not None
+        assign_values(self._handles, received.values)
+        self._callback_states.restore(received.callbacks)
+        self._running.model.stop_training = received.stops
+        random_state.restore(received.random)
 
     def save(self) -> None:
         """See `State`."""
@@ -246,35 +338,18 @@ class ElasticFit:
             for callback in self._backups():
                 self.save_to(callback)
 
-    def _described(self) -> list[dict[str, Any]]:
-        """The numbers among the callbacks' attributes, such as the best result, and their types."""
-        return [
-            {
-                "type": type(callback).__qualname__,
-                "values": {}
-                if isinstance(callback, self.of_each_worker)
-                else {
-                    name: value.item() if isinstance(value, np.generic) else value
-                    for name, value in vars(callback).items()
-                    if isinstance(value, (*_PLAIN, np.generic))
-                },
-            }
-            for callback in self._callbacks.callbacks
-        ]
+
+def state_of_newcomer(job: ElasticJob) -> ElasticFit | None:
+    """The `fit` of this process if it has joined the others, and has not made a step with them."""
+    state = job.state
+    return state if isinstance(state, ElasticFit) and state.is_catching_up else None
 
 
 def _handles(model: Any, concrete: Any, further: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The resources of all variables that training reads or writes, in a fixed order."""
-    of_keras = global_state.get_global_attribute("global_seed_generator")
-    known = [
-        *model_variables(model),
-        *optimizer_variables(model),
-        *metrics_variables(model),
-        *([] if of_keras is None else [of_keras.state]),
-    ]
     found: dict[int, tf.Tensor] = {}
-    for value in map(tf_variable, known):
-        for part in model.distribute_strategy.experimental_local_results(value):
+    for variable in _known(model):
+        for part in _parts(model, variable):
             found[id(part.handle)] = part.handle
     # Those of optimizers that only a train_step knows, in the order of their creation: that of
     # captures differs between processes.
@@ -290,6 +365,26 @@ def _handles(model: Any, concrete: Any, further: Sequence[tf.Tensor]) -> list[tf
     return list(found.values())
 
 
+def _known(model: Any) -> list[Any]:
+    of_keras = global_state.get_global_attribute("global_seed_generator")
+    return [
+        *model_variables(model),
+        *optimizer_variables(model),
+        *metrics_variables(model),
+        *([] if of_keras is None else [of_keras.state]),
+    ]
+
+
+def _parts(model: Any, variable: Any) -> Sequence[Any]:
+    """A variable's copies on the devices of this process."""
+    return model.distribute_strategy.experimental_local_results(tf_variable(variable))
+
+
+def _bytes(handles: Sequence[tf.Tensor]) -> int:
+    kinds = filter(None, map(type_of, handles))
+    return sum(dtype.size * (shape.num_elements() or 0) for dtype, shape in kinds)
+
+
 def _variables_in_words(handles: Sequence[tf.Tensor]) -> str:
     shapes = [found[1] for found in map(type_of, handles) if found is not None]
     numbers = sum(shape.num_elements() or 0 for shape in shapes)
@@ -301,24 +396,3 @@ def _shortened(text: str) -> str:
     if len(text) <= _MAX_DESCRIBED:
         return text
     return f"{text[:_MAX_DESCRIBED]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
-
-
-def _restore_callbacks(
-    callbacks: Sequence[Any], described: Sequence[dict[str, Any]], best: dict[str, np.ndarray]
-) -> None:
-    own, theirs = [type(each).__qualname__ for each in callbacks], [d["type"] for d in described]
-    if own != theirs:
-        _log.warning(
-            "expected the members' callbacks, %s, received %s: they begin as new ones. Give the "
-            "same callbacks, and the same `verbose`, to all workers",
-            theirs,
-            own,
-        )
-        return
-    for i, (callback, description) in enumerate(zip(callbacks, described, strict=True)):
-        for name, value in description["values"].items():
-            if name in vars(callback):
-                setattr(callback, name, value)
-        weights = [value for name, value in best.items() if name.startswith(f"best_{i}_")]
-        if weights:
-            callback.best_weights = weights

@@ -10,6 +10,9 @@ takes nothing with it:
 
     sums, as of metrics      replica 0 of each member has the sum over all replicas of all members
     means, as of averages    all replicas have the mean
+
+A step of training begins with the scalars that callbacks may have set, such as the learning rate:
+all members take those of rank 0.
 """
 
 from __future__ import annotations
@@ -29,8 +32,11 @@ from tensorflow.python.distribute.values import SyncOnReadVariable
 
 from tfdist import ops
 from tfdist.data.shares import rows_of
-from tfdist.elastic.atomic_step import AtomicStep, written
+from tfdist.elastic.atomic_step import AtomicStep, read, type_of, written
 from tfdist.elastic.job import ElasticJob, Unit
+from tfdist.elastic.values import assign_values
+from tfdist.keras.elastic_state import state_of_newcomer
+from tfdist.keras.hooks.row_weights import knowing_rows, rows_in
 from tfdist.keras.models import (
     metrics_variables,
     model_variables,
@@ -84,6 +90,10 @@ class ElasticStep:
         self._adds_numbers = adds_numbers
         self._atomic = AtomicStep()
         self._functions: dict[Any, tf.types.experimental.PolymorphicFunction] = {}
+        # Scalars that are variables, but none of the model or its optimizer, in a fixed order.
+        self._further_scalars: list[tf.Tensor] = []
+        # Of the batch of which the step is being traced.
+        self._rows: tf.Tensor | None = None
 
     def run(self, batch: Any, where: str, is_first: bool = True) -> Any:
         """Makes a step together with all members.
@@ -100,6 +110,11 @@ class ElasticStep:
         Raises:
           Exception: as for `ElasticJob.run`.
         """
+        newcomer = state_of_newcomer(self._job)
+        if newcomer is not None:
+            if not self._admits:
+                return self._alone(batch)
+            newcomer.take_again()
         step = self.step_on(batch)
         tables = _tables_of(self._model)
 
@@ -146,6 +161,16 @@ class ElasticStep:
         """Whether a resource is that of a variable which only makes this step atomic."""
         return self._atomic.is_private(handle)
 
+    def _alone(self, batch: Any) -> Any:
+        """A newcomer's step of `evaluate` or `predict` in a callback.
+
+        The members have made it before they have let the newcomer join.
+        """
+        if not self._gathers:
+            share = self._share_of(batch, tf.constant(0), tf.constant(1))
+            self._model.distribute_strategy.run(self._read_step, args=(share,))
+        return self._healed(batch)
+
     def _healed(self, batch: Any) -> Any:
         if self._gathers:
             # The result is no variable, so it did not come with them. No other member is needed.
@@ -158,11 +183,14 @@ class ElasticStep:
         relaxed = [_with_any_rows(spec) for spec in specs]
         key = tuple(relaxed)
         if key not in self._functions:
-            before = len(own_variables(self._model))
+            before = len(own_variables(self._model)), len(self._scalars())
             function = self._new_function(relaxed, structure)
-            function.get_concrete_function()
-            if len(own_variables(self._model)) > before:
-                # tf_keras makes metrics while it traces a step. That trace does not reduce them.
+            concrete = function.get_concrete_function()
+            if self._admits:
+                self._note_scalars(concrete)
+            if (len(own_variables(self._model)), len(self._scalars())) != before:
+                # tf_keras makes metrics while it traces a step, and its legacy optimizers make
+                # their rates. That trace does not reduce them.
                 if not self._functions:
                     self._atomic = AtomicStep()
                 function = self._new_function(relaxed, structure)
@@ -186,12 +214,16 @@ class ElasticStep:
 
     def _traced(self, batch: Any, flags: tf.Tensor) -> Any:
         strategy = self._model.distribute_strategy
+        if self._admits:
+            self._agree_on_scalars()
+        self._rows = rows_in(batch)
         own = [] if self._gathers else own_variables(self._model)
         before = [[part.read_value() for part in variable.values] for variable in own]
         tables = _tables_of(self._model)
         trains = self._admits
         with contextlib.nullcontext() if tables is None else tables.unit(trains):
             outputs = strategy.run(self._read_step, args=(self._share(batch),))
+        self._rows = None
         if self._gathers:
             return self._gathered(outputs), flags
         if tables is not None and trains:
@@ -213,12 +245,64 @@ class ElasticStep:
         return self._of_all(first, dict(zip(other, numbers, strict=True))), flags
 
     def _read_step(self, batch: Any) -> Any:
-        return read_results(self._step(batch))
+        # Replicas may run in threads of their own.
+        with knowing_rows(self._rows):
+            return read_results(self._step(batch))
+
+    def _scalars(self) -> list[list[tf.Tensor]]:
+        """The resources of all variables without dimensions that a callback may set.
+
+        Those of one variable on several devices are in one list.
+        """
+        strategy = self._model.distribute_strategy
+        found: dict[int, list[tf.Tensor]] = {}
+        for variable in (*optimizer_variables(self._model), *model_variables(self._model)):
+            value = tf_variable(variable)
+            if value.shape.rank == 0 and not isinstance(value, SyncOnReadVariable):
+                parts = strategy.experimental_local_results(value)
+                found[id(parts[0].handle)] = [part.handle for part in parts]
+        return [*found.values(), *([handle] for handle in self._further_scalars)]
+
+    def _note_scalars(self, concrete: Any) -> None:
+        """Notes variables of the user's own that a traced step reads, such as a loss's weight."""
+        own = {
+            id(part.handle)
+            for variable in map(tf_variable, metrics_variables(self._model))
+            for part in self._model.distribute_strategy.experimental_local_results(variable)
+        }
+        own |= {id(handle) for parts in self._scalars() for handle in parts}
+        own |= {id(handle) for handle in self._atomic.written}
+        further = []
+        for handle in concrete.captured_inputs:
+            found = type_of(handle) if handle.dtype == tf.resource else None
+            if (
+                found is not None
+                and found[1].rank == 0
+                and id(handle) not in own
+                and not self.is_private(handle)
+            ):
+                further.append(handle)
+        # In the order of their creation: that of captures differs between processes.
+        self._further_scalars += sorted(further, key=lambda handle: handle._id)
+
+    def _agree_on_scalars(self) -> None:
+        """Gives the scalars that callbacks may have set the values that they have on rank 0."""
+        scalars = self._scalars()
+        if not scalars:
+            return
+        own = [read(parts[0]) for parts in scalars]
+        values = ops.broadcast(
+            own, self._job.communicator, label=f"rates and other scalars of {self._name}"
+        )
+        for parts, value in zip(scalars, values, strict=True):
+            assign_values(parts, [value] * len(parts))
 
     def _share(self, batch: Any) -> Any:
         """This member's rows of a batch, for each of its devices."""
+        return self._share_of(batch, *world(self._job.communicator))
+
+    def _share_of(self, batch: Any, rank: tf.Tensor, size: tf.Tensor) -> Any:
         devices = self._model.distribute_strategy.extended.worker_devices
-        rank, size = world(self._job.communicator)
         parts = [
             rows_of(batch, size * len(devices), rank * len(devices) + i)
             for i in range(len(devices))

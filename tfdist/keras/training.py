@@ -109,6 +109,11 @@ class Training:
         """The step that is being made, in words."""
         return f"batch {self.batch} of epoch {self.epoch + 1}"
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether callbacks have begun a step that has not ended."""
+        return self._in_step > 0
+
     @contextlib.contextmanager
     def before_step(self) -> Iterator[None]:
         """Within it the state is that before the step that is being made."""

@@ -12,8 +12,9 @@ not: losses with reduction="sum", and those of a `train_step` that divides by th
 right without it.
 
 The replicas exchange n at the start of a step, beside the forward pass, unless the dataset tells
-that all batches divide evenly. A loss with a mask, or with reduction="mean_with_sample_weight", is
-divided by another number than n; its replicas exchange that number.
+that all batches divide evenly, or each worker has the whole batch (elastic training). A loss with a
+mask, or with reduction="mean_with_sample_weight", is divided by another number than n; its replicas
+exchange that number.
 """
 
 from __future__ import annotations
@@ -268,13 +269,41 @@ def _weight_of_rows(data: Any, are_even: bool) -> tf.Tensor | None:
         return None
     if are_even:
         return tf.constant(1 / replica.num_replicas_in_sync, tf.float64)
+    rows = rows_in(data)
+    if rows is None:
+        return None
+    total = getattr(_thread, "rows_of_step", None)
+    if total is not None:
+        return tf.math.divide_no_nan(tf.cast(rows, tf.float64), tf.cast(total, tf.float64))
+    return _fraction(rows, "rows_of_batch")
+
+
+def rows_in(data: Any) -> tf.Tensor | None:
+    """Returns the number of rows of a batch, int64[]; `None` if it has no tensors.
+
+    Args:
+      data: tensors in any structure, of which the first one counts. A scalar counts as one row.
+    """
     first = next((leaf for leaf in tree.flatten(data) if leaf is not None), None)
     if first is None:
         return None
-    # A scalar counts as one row.
     shape = [first.nrows()] if isinstance(first, tf.RaggedTensor) else tf.shape(first, tf.int64)
-    rows = tf.concat([tf.cast(shape, tf.int64), [1]], 0)[0]
-    return _fraction(rows, "rows_of_batch")
+    return tf.concat([tf.cast(shape, tf.int64), [1]], 0)[0]
+
+
+@contextlib.contextmanager
+def knowing_rows(rows: tf.Tensor | None) -> Iterator[None]:
+    """Within it replicas need not exchange their numbers of rows.
+
+    Args:
+      rows: the rows of the whole batch, a scalar; `None` if they are not known.
+    """
+    before = getattr(_thread, "rows_of_step", None)
+    _thread.rows_of_step = rows
+    try:
+        yield
+    finally:
+        _thread.rows_of_step = before
 
 
 def _reaches_all_workers(strategy: tf.distribute.Strategy) -> bool:

@@ -24,7 +24,7 @@ from tfdist.elastic.records import Record, failed
 from tfdist.errors import RendezvousTimeoutError
 from tfdist.keras import random_state, training
 from tfdist.keras.elastic_records import check_subject, kept_record, restored
-from tfdist.keras.elastic_state import ElasticFit, LeftOut
+from tfdist.keras.elastic_state import ElasticFit, LeftOut, state_of_newcomer
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
 
@@ -84,21 +84,32 @@ def read_whole_batches(original, self, distribute_strategy=None, *args, **kwargs
 def end_together(original, self):
     """In elastic training no member goes on before all have done all steps of an epoch."""
     job = elastic_job_of(self._distribute_strategy)
-    return original(self) if job is None else agreed(original(self), job)
+    return original(self) if job is None else agreed(original(self), job, self)
 
 
 @contextlib.contextmanager
-def agreed(steps: Any, job: ElasticJob) -> Iterator[None]:
+def agreed(steps: Any, job: ElasticJob, reads: Any) -> Iterator[None]:
     """Waits at the end of an epoch's steps until all members have done them.
+
+    After steps of training the members' variables are equal, or the worker ends whose differ.
 
     Args:
       steps: Keras's context manager around them.
       job: the members.
+      reads: Keras's iterator.
     """
     with steps:
         yield
 
+    if state_of_newcomer(job) is not None:
+        return  # a callback evaluates before the first step; the members have done so
+
+    state = job.state
+
     def agree() -> None:
+        if isinstance(state, ElasticFit) and state.compares(reads):
+            state.compare()
+            return
         with tf.device("/device:CPU:0"):
             ops.all_reduce(tf.constant(job.units), job.communicator, "max", label="end of steps")
 

@@ -231,7 +231,7 @@ def begin_at_batch(original, self):
 def end_together(original, self):
     """In elastic training no member goes on before all have done all steps of an epoch."""
     job = vars(self).get("tfdist_job")
-    return original(self) if job is None else agreed(original(self), job)
+    return original(self) if job is None else agreed(original(self), job, self)
 
 
 @hooks(tf_keras.Model, "_maybe_load_initial_counters_from_ckpt")

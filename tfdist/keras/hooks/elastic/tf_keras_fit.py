@@ -99,7 +99,7 @@ class _ElasticFit(ElasticFit):
     """One `fit` of tf_keras in an elastic job."""
 
     backup_type = BackupAndRestore
-    of_each_worker = (History, ProgbarLogger)
+    of_each_worker = (ProgbarLogger,)
 
     def restore_from(self, backup: Any) -> None:
         """See `ElasticFit`; goes on after the batch that was saved."""
