@@ -202,6 +202,12 @@ class ElasticJob:
         return 0 if world is None or self.is_newcomer else world.generation
 
     @property
+    def id(self) -> str:
+        """Identifies the job, from its founding to its end; "" for a newcomer."""
+        world = self._membership.world
+        return "" if world is None or self.is_newcomer else world.job
+
+    @property
     def fits(self) -> int:
         """How many calls of `fit` the members have ended."""
         return len(self._histories)
