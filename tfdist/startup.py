@@ -35,7 +35,7 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
     Raises:
       SystemExit: in a `ps` or data task, once it has served.
       tfdist.errors.ClusterConfigError: a bad `TF_CONFIG`; or an elastic job has other tasks than
-        workers.
+        workers. One with `ps` tasks begins with its strategy.
       tfdist.errors.AddressInUseError: the port of this `ps` or data task is taken.
       tfdist.errors.RendezvousTimeoutError: founders of an elastic job were missing at the deadline.
 

@@ -50,7 +50,7 @@ CPP_FORBIDDEN = {
 
 # Packages and modules below tfdist.
 PYTHON_ROOMS = [
-    ["errors", "_version", "_providers"],
+    ["errors", "_version", "_providers", "atomic_files"],
     ["_compatibility", "config"],
     ["control"],
     ["tasks"],

@@ -216,6 +216,12 @@ class ElasticJob:
         return 0 if world is None or self.is_newcomer else world.generation
 
     @property
+    def id(self) -> str:
+        """Identifies the job, from its founding to its end; "" for a newcomer."""
+        world = self._membership.world
+        return "" if world is None or self.is_newcomer else world.job
+
+    @property
     def addresses(self) -> tuple[str, ...]:
         """The members' addresses, by rank."""
         world = self._membership.world

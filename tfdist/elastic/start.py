@@ -17,14 +17,22 @@ def join(cluster: Cluster, elastic: Elastic) -> ElasticJob:
       elastic: the limits of the number of members.
 
     Raises:
-      ClusterConfigError: the cluster has other tasks than workers.
+      ClusterConfigError: the cluster has other tasks than workers; of ps tasks the message says
+        who may have them.
       Exception: as for `ElasticJob`.
     """
-    others = [role for role in cluster.as_dict() if role not in ("chief", "worker")]
+    others = [role for role in cluster.as_dict() if role not in ("chief", "worker", "ps")]
     if others:
         raise ClusterConfigError(
-            "tfdist.init: expected workers alone in the cluster of an elastic job, received "
-            f"{', '.join(others)} tasks"
+            f"{cluster.task_name}: tfdist.init: expected workers alone in the cluster of an "
+            f"elastic job, received {', '.join(others)} tasks"
+        )
+    if cluster.ps:
+        raise ClusterConfigError(
+            f"{cluster.task_name}: tfdist.init: expected no ps tasks in an elastic job that begins "
+            f"without a strategy, received {len(cluster.ps)}. They hold embedding tables of "
+            "MultiWorkerMirroredStrategy, which enters the job itself: leave tfdist.init() out, "
+            "and make the strategy where it was called"
         )
     return process.current.join_elastic(
         cluster, lambda: ElasticJob(cluster, process.current.settings, elastic, {})

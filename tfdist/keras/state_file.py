@@ -2,36 +2,57 @@
 
 The state is within the file of the weights, so that a process killed at any time leaves the former
 file or the new one, and never weights with another position than theirs. Keras reads such files as
-its own: a `.keras` file is an archive with one member more, the others are HDF5 with one dataset
-more.
+its own. They have a few members (a `.keras` archive) or datasets (HDF5) more:
+
+| Name | Holds |
+|---|---|
+| `tfdist_training_state` | the position in the data, and what each replica has of its own |
+| `tfdist_term` | in which generation of which elastic job it was written |
+| `tfdist_checksum` | HDF5 alone: the CRC-32 of the file, in which these bytes are zeros |
+
+An archive has a checksum of each member already.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import math
 import os
+import re
 import tempfile
 import zipfile
-from collections.abc import Callable
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
 import tensorflow as tf
 
+from tfdist import atomic_files
+from tfdist.atomic_files import Term
 from tfdist.data.position import InputPosition
 from tfdist.keras import exchange
+from tfdist.keras.models import model_variables, optimizer_variables
 from tfdist.keras.own_state import OwnState
 from tfdist.keras.training import TrainingState, training_of
-from tfdist.keras.workers import rank_of
+from tfdist.keras.workers import rank_of, term_of
 from tfdist.ops.trace import events
 
 _MEMBER = "tfdist_training_state"
-_HDF5 = b"\x89HDF\r\n\x1a\n"  # how such files begin
+_TERM = "tfdist_term"
+_CHECKSUM = "tfdist_checksum"
+_CHECKSUM_BYTES = 8  # of hexadecimal digits
+_CHUNK = 1 << 20  # bytes
+_STRUCTURE = 4096  # bytes around each array of HDF5, at most
+_ERRNO = re.compile(r"errno = (\d+)")  # in errors of HDF5
+# How such files begin.
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_ARCHIVE = b"PK\3\4"
 # Errors of TensorFlow's files that come of the content; others come of the file system.
 _OF_WRONG_OFFSETS = (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError)
-_MIN_ARCHIVE = 22  # bytes; TensorFlow's files raise an error where zipfile looks before the first
 
 
 class CompletingSaver:
@@ -40,26 +61,97 @@ class CompletingSaver:
     Args:
       model: the model, which answers everything but its saving.
       state: the training's state.
+      former: where a file that is replaced is kept.
     """
 
-    def __init__(self, model: Any, state: TrainingState) -> None:
+    def __init__(self, model: Any, state: TrainingState, former: Any = None) -> None:
         self._model = model
         self._state = state
+        self._former = None if former is None else os.fspath(former)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def save(self, filepath: Any, overwrite: bool = True, **options: Any) -> None:
         """As `keras.Model.save`."""
-        _replace(filepath, self._state, lambda path: self._model.save(path, **options))
+        self._replace(filepath, lambda path: self._model.save(path, **options))
 
     def save_weights(self, filepath: Any, overwrite: bool = True, **options: Any) -> None:
         """As `keras.Model.save_weights`."""
-        _replace(filepath, self._state, lambda path: self._model.save_weights(path, **options))
+        self._replace(filepath, lambda path: self._model.save_weights(path, **options))
+
+    def _replace(self, filepath: Any, save: Callable[[str], None]) -> None:
+        path = os.fspath(filepath)
+        term = term_of(self._model)
+
+        def write(new: str) -> None:
+            with _errors_of_the_file_system():
+                save(new)
+                _add(new, self._state, term)
+
+        with events.span("checkpoint", path):
+            if "://" in path:
+                _replace_remote(path, self._former, write)
+            else:
+                atomic_files.replace(
+                    path,
+                    write,
+                    needs=_size_of(self._model, self._state),
+                    former=self._former,
+                    term=term,
+                    term_of=_read_term,
+                )
+
+
+def _size_of(model: Any, state: TrainingState) -> int:
+    """About the bytes of a model's file.
+
+    HDF5 ends the process by SIGSEGV where a disk becomes full, so this is compared before.
+    """
+    variables = [*model_variables(model), *optimizer_variables(model)]
+    sizes = [math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables]
+    own = sum(value.nbytes for value in state.own.values.values())
+    return sum(sizes) + own + _STRUCTURE * (1 + len(sizes))
+
+
+@contextlib.contextmanager
+def _errors_of_the_file_system() -> Iterator[None]:
+    """Turns an error of HDF5 into an OSError, if it is one of the operating system."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        found = _ERRNO.search(str(error))
+        if found is None or getattr(error, "errno", None):
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number)) from error
+
+
+def _replace_remote(path: str, former: str | None, write: Callable[[str], None]) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        # Its name ends as the other's, by which Keras knows the format.
+        new = os.path.join(scratch, os.path.basename(path))
+        write(new)
+        if former is not None and tf.io.gfile.exists(path):
+            tf.io.gfile.rename(path, former, overwrite=True)
+        tf.io.gfile.copy(new, path, overwrite=True)
+
+
+def is_of_later_term(path: Any, model: Any) -> bool:
+    """Whether a local file was written after the members of an elastic job had left this process.
+
+    Args:
+      path: the file, which need not exist.
+      model: which the members train.
+    """
+    term = term_of(model)
+    return term is not None and term.is_before(_read_term(os.fspath(path)))
 
 
 def read_state(path: Any) -> bytes | None:
     """Returns the state in a checkpoint file, for `unpacked`; `None` if there is none.
+
+    The whole file is read, and its checksums are compared. HDF5 files of other programs have none.
 
     Raises:
       ValueError: the file is damaged; names it.
@@ -67,15 +159,18 @@ def read_state(path: Any) -> bytes | None:
     """
     try:
         with tf.io.gfile.GFile(os.fspath(path), "rb") as file:
-            # Not `is_zipfile`, which finds the state's own archive in an HDF5 file.
-            is_hdf5 = file.read(len(_HDF5)) == _HDF5
+            begins = file.read(len(_HDF5))
             file.seek(0)
-            if is_hdf5:
-                with h5py.File(file, "r") as weights:
-                    return weights[_MEMBER][()].tobytes() if _MEMBER in weights else None
-            if file.size() < _MIN_ARCHIVE or not zipfile.is_zipfile(file):
-                return None
+            if begins == _HDF5:
+                return _read_hdf5(file)
+            # `zipfile` looks at the end alone, and finds the state's own archive in an HDF5 file.
+            if not begins.startswith(_ARCHIVE):
+                received = f"bytes that begin with {begins!r}" if begins else "an empty file"
+                raise ValueError(f"expected an HDF5 file or a .keras archive, received {received}")
             with zipfile.ZipFile(file) as archive:
+                altered = archive.testzip()
+                if altered is not None:
+                    raise ValueError(f"the checksum of {altered!r} in it differs")
                 return archive.read(_MEMBER) if _MEMBER in archive.namelist() else None
     except Exception as error:  # zipfile and h5py raise many types for wrong bytes
         if isinstance(error, tf.errors.OpError) and not isinstance(error, _OF_WRONG_OFFSETS):
@@ -107,32 +202,96 @@ def go_on_from_file(model: Any, path: Any) -> None:
     running.go_on_from(unpacked(content))
 
 
-def _replace(filepath: Any, state: TrainingState, save: Callable[[str], None]) -> None:
-    path = os.fspath(filepath)
-    folder, name = os.path.split(path)
-    is_remote = "://" in path
-    with tempfile.TemporaryDirectory() as scratch:
-        # Its name ends as the other's, by which Keras knows the format.
-        new = os.path.join(scratch if is_remote else folder, f".incomplete-{name}")
-        with events.span("checkpoint", path):
-            save(new)
-            _add(new, state)
-        if is_remote:
-            tf.io.gfile.copy(new, path, overwrite=True)
-            return
-    with open(new, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(new, path)
+def _read_hdf5(file: BinaryIO) -> bytes | None:
+    """Returns the state in an HDF5 file, if all of the file is as it was written."""
+    with h5py.File(file, "r") as weights:
+        state = weights[_MEMBER][()].tobytes() if _MEMBER in weights else None
+        if _CHECKSUM not in weights:
+            if _TERM in weights:
+                raise ValueError("expected a checksum in it, received none")
+            # Reading finds what is missing; nothing finds what is altered.
+            weights.visititems(_read_values)
+            return state
+        place = _place_of_checksum(weights)
+        expected = weights[_CHECKSUM][()].tobytes()
+    received = _checksum(file, place)
+    if received != expected:
+        raise ValueError(f"expected the checksum {expected!r}, received {received!r}")
+    return state
 
 
-def _add(path: str, state: TrainingState) -> None:
+def _read_values(name: str, value: Any) -> None:
+    if isinstance(value, h5py.Dataset):
+        value[()]
+
+
+def _place_of_checksum(weights: h5py.File) -> int:
+    """The offset of the checksum in an HDF5 file, in bytes."""
+    stored = weights[_CHECKSUM]
+    place = stored.id.get_offset()
+    if place is None or stored.shape != (_CHECKSUM_BYTES,) or stored.dtype != np.uint8:
+        raise ValueError(
+            f"expected a checksum of {_CHECKSUM_BYTES} bytes, received {stored.dtype.name}"
+            f"{list(stored.shape or [])}"
+        )
+    return place
+
+
+def _checksum(file: BinaryIO, place: int) -> bytes:
+    """The checksum of a file, in which the bytes from `place` on count as zeros.
+
+    Args:
+      file: the file.
+      place: the offset of the checksum in it.
+    """
+    file.seek(0)
+    value, at = 0, 0
+    while chunk := file.read(_CHUNK):
+        first = max(place - at, 0)
+        last = min(place + _CHECKSUM_BYTES - at, len(chunk))
+        if first < last:
+            chunk = chunk[:first] + bytes(last - first) + chunk[last:]
+        value = zlib.crc32(chunk, value)
+        at += len(chunk)
+    return f"{value:08x}".encode()
+
+
+def _add(path: str, state: TrainingState, term: Term | None = None) -> None:
+    """Completes an existing file of Keras."""
     content = _packed(state)
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path, "a") as archive:
-            archive.writestr(_MEMBER, content)
-    else:
-        with h5py.File(path, "a") as weights:
-            weights[_MEMBER] = np.frombuffer(content, np.uint8)
+    written_in = json.dumps(None if term is None else [term.job, term.number]).encode()
+    # None of this makes a file, where another process has removed the one of Keras.
+    with open(path, "rb+") as file:
+        if file.read(len(_HDF5)) != _HDF5:
+            with zipfile.ZipFile(file, "a") as archive:
+                archive.writestr(_MEMBER, content)
+                archive.writestr(_TERM, written_in)
+            return
+    with h5py.File(path, "r+") as weights:
+        weights[_MEMBER] = np.frombuffer(content, np.uint8)
+        weights[_TERM] = np.frombuffer(written_in, np.uint8)
+        weights[_CHECKSUM] = np.zeros([_CHECKSUM_BYTES], np.uint8)
+        place = _place_of_checksum(weights)
+    with open(path, "rb+") as file:
+        checksum = _checksum(file, place)
+        file.seek(place)
+        file.write(checksum)
+
+
+def _read_term(path: str) -> Term | None:
+    """The term in which a file was written; `None` if it has none, or cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            if file.read(len(_HDF5)) == _HDF5:
+                with h5py.File(file, "r") as weights:
+                    content = weights[_TERM][()].tobytes()
+            else:
+                with zipfile.ZipFile(file) as archive:
+                    content = archive.read(_TERM)
+        job, number = json.loads(content)
+        return Term(str(job), int(number))
+    except Exception:  # as in `read_state`
+        return None
 
 
 def _packed(state: TrainingState) -> bytes:

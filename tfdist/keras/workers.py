@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.atomic_files import Term
 from tfdist.elastic.job import ElasticJob
 from tfdist.ops.collectives.world import world
 
@@ -72,6 +73,12 @@ def replica_on_servers() -> tf.distribute.ReplicaContext | None:
 def elastic_job_of(strategy: Any) -> ElasticJob | None:
     """The members of an elastic job; `None` for all other strategies."""
     return getattr(strategy, "elastic_job", None)
+
+
+def term_of(model: Any) -> Term | None:
+    """The generation in which this process writes a model's files; `None` if no job is elastic."""
+    job = elastic_job_of(model.distribute_strategy)
+    return None if job is None else Term(job.id, job.generation)
 
 
 def local_updates_of(strategy: Any) -> Any:

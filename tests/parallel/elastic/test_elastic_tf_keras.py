@@ -343,7 +343,8 @@ def test_a_new_job_goes_on_from_the_backup(data, save_freq, number, tmp_path):
             assert [outcome.signal for outcome in outcomes] == [sent] * 2
         elif sent == signal.SIGTERM:
             assert [outcome.exit_code for outcome in outcomes] == [128 + sent] * 2
-        assert len(list(tmp_path.glob("backup/chief/ckpt-*.index"))) == 1
+        # The newest one, and the one before it.
+        assert 1 <= len(list(tmp_path.glob("backup/chief/ckpt-*.index"))) <= 2
     for outcome in outcomes:
         assert outcome.ok, outcome.describe()
         weights, epochs = outcome.result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -318,6 +320,18 @@ def test_other_tasks_than_workers_are_refused(ctx):
         return
     with pytest.raises(tfdist.errors.ClusterConfigError, match="received evaluator tasks"):
         tfdist.init()
+
+
+@on_ranks(1, env={"TFDIST_ELASTIC": "1:1"})
+def test_parameter_servers_come_with_a_strategy(ctx):
+    cluster = dataclasses.replace(
+        tfdist.Cluster.from_environment(), ps=("127.0.0.1:1", "127.0.0.1:2")
+    )
+    expected = "expected no ps tasks in an elastic job that begins without a strategy, received 2.*"
+    with pytest.raises(
+        tfdist.errors.ClusterConfigError, match=expected + "leave tfdist.init.. out"
+    ):
+        tfdist.init(cluster)
 
 
 @on_ranks(2, env=ELASTIC)

@@ -19,6 +19,7 @@ from resuming import INPUTS
 
 import tfdist
 from tfdist.keras import state_file
+from tfdist.keras.state_file import CompletingSaver
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -38,22 +39,25 @@ class Kill(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_while_saving(saves: int, moment: str) -> None:
-    """Kills this process in one of its saves: before or after the file has its name."""
-    name = "_add" if moment == "incomplete" else "replace"
-    owner = state_file if moment == "incomplete" else os
-    original, left = getattr(owner, name), saves
+def kill_while_saving(saves: int, name: str, calls: int = 1) -> None:
+    """Kills this process in one of its saves, before one of its calls of a function."""
+    owner = state_file if name == "_add" else os
+    save, call = CompletingSaver._replace, getattr(owner, name)
+    left = [saves, calls]
 
-    def kill(*arguments):
-        nonlocal left
-        left -= 1
-        if left:
-            return original(*arguments)
-        if moment == "renamed":
-            original(*arguments)
-        os.kill(os.getpid(), signal.SIGKILL)
+    def counting_saves(*arguments):
+        left[0] -= 1
+        return save(*arguments)
 
-    setattr(owner, name, kill)
+    def counting_calls(*arguments):
+        if left[0] == 0:
+            left[1] -= 1
+            if left[1] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments)
+
+    CompletingSaver._replace = counting_saves
+    setattr(owner, name, counting_calls)
 
 
 def train(ctx, folder, optimizer, middle, kind, epochs, kill=None):
@@ -118,10 +122,20 @@ def test_the_end_is_that_of_a_job_that_was_never_killed(tmp_path, optimizer, mid
 
 
 def test_each_row_counts_once_in_each_epoch(tmp_path):
+    backup = tmp_path / "backup"
     assert life(count, 2, tmp_path, 4, kill=(1, 5)) is None  # 4 steps saved
-    assert life(count, 2, tmp_path, 4, kill_in_save=(2, "incomplete")) is None  # 6
-    assert life(count, 1, tmp_path, 4, kill_in_save=(2, "complete")) is None  # 8
-    assert life(count, 2, tmp_path, 4, kill_in_save=(2, "renamed")) is None  # 12
+    moments = [
+        ("_add",),  # of Keras alone
+        ("replace",),  # complete, and the former backup has a further name
+        ("replace", 2),  # the former backup is kept
+        ("fsync", 2),  # renamed
+    ]
+    for workers, moment in zip((2, 1, 2, 1), moments, strict=True):
+        # The first save of each life has succeeded, and the last one of the last life.
+        assert life(count, workers, tmp_path, 4, kill_in_save=(2, *moment)) is None
+        assert any(path.name.startswith(".incomplete-") for path in backup.iterdir()) == (
+            moment != moments[-1]
+        )
     assert life(count, 2, tmp_path, 4, kill=(0, 1)) is None  # nothing
     np.testing.assert_array_equal(life(count, 2, tmp_path, 4), np.full([ROWS], 4.0))
-    assert not (tmp_path / "backup").exists()
+    assert not backup.exists()

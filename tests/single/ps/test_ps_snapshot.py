@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist import atomic_files
 from tfdist.errors import CheckpointError
-from tfdist.ps.checkpoint import snapshot
+from tfdist.ps.checkpoint import files, snapshot
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
 
@@ -106,8 +109,31 @@ def test_another_format_is_refused(tmp_path):
 
 
 def test_an_unfinished_file_is_not_there(tmp_path):
-    (tmp_path / "snapshot-00000001.npz.tmp").write_bytes(b"half")
+    path = tmp_path / "snapshot-00000001.npz"
+    with contextlib.suppress(KeyError), files.replaced(str(path)) as file:
+        file.write(b"half")
+        (unfinished,) = tmp_path.iterdir()
+        shutil.copy(unfinished, tmp_path / "copy")
+        raise KeyError
+    (tmp_path / "copy").rename(unfinished)
     assert snapshot.read_latest(str(tmp_path)) is None
+    # Of a process that lives no more.
+    unfinished.rename(str(unfinished).replace(f"-{os.getpid()}-", f"-{2**22}-"))
+    snapshot.write(str(tmp_path), _snapshot(2))
+    assert os.listdir(tmp_path) == ["snapshot-00000002.npz"]
+
+
+def test_two_processes_that_write_the_same_file_do_not_share_one(tmp_path):
+    """As a server that was stopped in its snapshot, and its successor."""
+    path = tmp_path / "snapshot-00000001.npz"
+    with files.replaced(str(path)) as stopped:
+        stopped.write(b"of the one ")
+        with files.replaced(str(path)) as successor:
+            successor.write(b"of the other")
+        assert path.read_bytes() == b"of the other"
+        stopped.write(b"that was stopped")
+    assert path.read_bytes() == b"of the one that was stopped"
+    assert os.listdir(tmp_path) == [path.name]
 
 
 def test_numbers_go_on(tmp_path):
@@ -117,10 +143,10 @@ def test_numbers_go_on(tmp_path):
 
 
 def test_manifest(tmp_path):
-    files = [{"file": "a", "bytes": 1}, {"file": "b", "bytes": 2}]
-    path = snapshot.write_manifest(str(tmp_path), 7, files)
+    parts = [{"file": "a", "bytes": 1}, {"file": "b", "bytes": 2}]
+    path = snapshot.write_manifest(str(tmp_path), 7, parts)
     assert path == f"{tmp_path}/manifest.json"
-    assert json.loads(Path(path).read_text()) == {"number": 7, "servers": files}
+    assert json.loads(Path(path).read_text()) == {"number": 7, "servers": parts}
     assert os.listdir(tmp_path) == ["manifest.json"]
 
 
@@ -134,11 +160,13 @@ def test_a_manifest_without_a_number_is_refused(tmp_path, number):
         snapshot.recorded(str(tmp_path))
 
 
-def test_a_link_that_somebody_has_put_there_is_not_followed(tmp_path):
+def test_a_link_that_somebody_has_put_there_is_not_followed(tmp_path, monkeypatch):
     (tmp_path / "precious").write_text("precious")
     folder = tmp_path / "ps-0-of-1"
     folder.mkdir()
-    (folder / "snapshot-00000001.npz.tmp").symlink_to(tmp_path / "precious")
+    new = folder / ".incomplete-by-chance"
+    new.symlink_to(tmp_path / "precious")
+    monkeypatch.setattr(atomic_files, "new_name", lambda path: str(new))
     written = Path(snapshot.write(str(folder), _snapshot(1))["file"])
     assert (tmp_path / "precious").read_text() == "precious"
     assert not written.is_symlink() and written.stat().st_mode & 0o777 == 0o600

@@ -13,6 +13,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
+from tfdist import atomic_files
 from tfdist.data import checkpoints
 from tfdist.data.feed import Feed
 from tfdist.data.pipeline import feed_of, tracked
@@ -160,8 +161,7 @@ def back_up_tasks(original, self):
         # Before the weights, and by the number of the step, which is among them.
         path = _path(self)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".tmp").write_text(state)
-        path.with_suffix(".tmp").replace(path)
+        atomic_files.replace(str(path), lambda new: Path(new).write_text(state))
     original(self)
     if is_chief:
         kept = sorted(path.parent.glob("tasks-*.json"), key=lambda p: p.stat().st_mtime_ns)

@@ -12,11 +12,11 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochItera
 
 from tfdist.data.iterators import plain
 from tfdist.data.openings import Openings, source_of
-from tfdist.keras import exchange, training
+from tfdist.keras import backups, exchange, training
 from tfdist.keras.registry import hooks
-from tfdist.keras.state_file import CompletingSaver, read_state, unpacked
+from tfdist.keras.state_file import CompletingSaver, is_of_later_term, read_state, unpacked
 from tfdist.keras.training import Training
-from tfdist.keras.workers import trains_on_servers
+from tfdist.keras.workers import rank_of, trains_on_servers
 
 
 @hooks(TensorFlowTrainer, "fit")
@@ -112,9 +112,27 @@ def log_metrics_of_finished_epoch(original, self, logs):
 
 @hooks(BackupAndRestore, "_save_model")
 def back_up_position(original, self):
-    """A backup is one file, with the position in the data and the replicas' own state."""
-    with _saving_state(self, lambda running: True):
+    """A backup is one file, with the position in the data and the replicas' own state.
+
+    The backup before it is kept, as a whole file at each time; Keras copies it.
+    """
+    if training.training_of(self.model) is None:
         original(self)
+        return
+    copies, self.double_checkpoint = self.double_checkpoint, False
+    former = self._prev_weights_path if rank_of(self.model) == 0 else None
+    try:
+        with _saving_state(self, lambda running: True, former):
+            original(self)
+    finally:
+        self.double_checkpoint = copies
+
+
+@hooks(BackupAndRestore, "on_train_end")
+def delete_own_backup(original, self, logs=None):
+    """A worker that an elastic job has left behind does not delete the backup of the others."""
+    if not is_of_later_term(self._weights_path, self.model):
+        original(self, logs)
 
 
 @hooks(ModelCheckpoint, "_save_model")
@@ -122,6 +140,15 @@ def save_position(original, self, epoch, batch, logs):
     """A checkpoint's file has the position in the data and the replicas' own state."""
     with _saving_state(self, lambda running: running.checkpoints_of_all):
         original(self, epoch, batch, logs)
+
+
+@hooks(BackupAndRestore, "on_train_begin")
+def choose_backup(original, self, logs=None):
+    """`fit` goes on from the backup before the newest one if the newest one is damaged."""
+    if rank_of(self.model) == 0:
+        metadata = (self._training_metadata_path, self._prev_training_metadata_path)
+        backups.choose(self._weights_path, self._prev_weights_path, beside=[metadata])
+    original(self, logs)
 
 
 @hooks(BackupAndRestore, "_load_model")
@@ -149,14 +176,22 @@ def go_on_from_backup(original, self):
 
 
 @contextlib.contextmanager
-def _saving_state(callback: Any, of_all: Callable[[Training], bool]) -> Iterator[None]:
-    """Within it a callback saves its model with the training's state, of all workers if told so."""
+def _saving_state(
+    callback: Any, of_all: Callable[[Training], bool], former: Any = None
+) -> Iterator[None]:
+    """Within it a callback saves its model with the training's state, of all workers if told so.
+
+    Args:
+      callback: the callback.
+      of_all: whether the state is that of all workers.
+      former: where the file that is replaced is kept.
+    """
     running = training.training_of(callback.model)
     if running is None:
         yield
         return
     model = callback._model
-    callback._model = CompletingSaver(model, running.state(of_all(running)))
+    callback._model = CompletingSaver(model, running.state(of_all(running)), former)
     try:
         yield
     finally:

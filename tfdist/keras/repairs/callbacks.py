@@ -50,7 +50,9 @@ def restore_from_chief(original, self, logs=None):
     """
     with _paths_of_rank(self):
         _copy_from_chief(self)
-        original(self, logs)
+        # Keras would go on from an older backup on the workers that cannot load this one.
+        with _replaced(self, _prev_weights_path=f"{self._prev_weights_path}.ignored"):
+            original(self, logs)
 
 
 @repairs(BackupAndRestore, "on_train_end", issue=_ISSUE)
@@ -60,12 +62,8 @@ def delete_on_chief(original, self, logs=None):
         original(self, logs)
 
 
-_FILES = (
-    "_weights_path",
-    "_training_metadata_path",
-    "_prev_weights_path",
-    "_prev_training_metadata_path",
-)
+_FILES = ("_weights_path", "_training_metadata_path")
+_FILES_BEFORE = ("_prev_weights_path", "_prev_training_metadata_path")
 
 
 @contextlib.contextmanager
@@ -75,7 +73,8 @@ def _paths_of_rank(callback: Any) -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory() as scratch:
-        paths = {n: os.path.join(scratch, os.path.basename(getattr(callback, n))) for n in _FILES}
+        names = (*_FILES, *_FILES_BEFORE)
+        paths = {n: os.path.join(scratch, os.path.basename(getattr(callback, n))) for n in names}
         with _replaced(callback, backup_dir=scratch, **paths):
             yield
 

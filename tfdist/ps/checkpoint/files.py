@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import tensorflow as tf
+
+from tfdist import atomic_files
 
 
 def is_local(path: str) -> bool:
@@ -56,6 +59,35 @@ def create(path: str, in_order: bool = False, private: bool = True) -> Iterator[
     yield whole
     with tf.io.gfile.GFile(path, "wb") as file:
         file.write(whole.getvalue())
+
+
+@contextlib.contextmanager
+def replaced(path: str, in_order: bool = False, private: bool = True) -> Iterator[BinaryIO]:
+    """Makes a file that gets its name when it is complete; on failure nothing of it is left.
+
+    Another process may do the same at the same time: the last one's file stays.
+
+    Args:
+      path: the file.
+      in_order: as for `create`.
+      private: as for `create`.
+    """
+    folder = path.rpartition("/")[0]
+    if is_local(path):
+        atomic_files.remove_abandoned(folder)
+        new = atomic_files.new_name(path)
+    else:
+        new = f"{path}.{secrets.token_hex(4)}.tmp"
+    try:
+        with create(new, in_order, private) as file:
+            yield file
+        tf.io.gfile.rename(new, path, overwrite=True)
+    except BaseException:
+        if tf.io.gfile.exists(new):
+            tf.io.gfile.remove(new)
+        raise
+    if is_local(path):
+        sync_folder(folder or ".")
 
 
 def open_whole(path: str) -> BinaryIO:

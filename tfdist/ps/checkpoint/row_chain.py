@@ -31,10 +31,8 @@ def write(
     """
     tf.io.gfile.makedirs(folder)
     path = layout.path(folder, number, "rows")
-    with files.create(f"{path}.tmp", in_order=True) as file:
-        written = rows_file.write(file, rows_file.About(number, base, tables))
-    tf.io.gfile.rename(f"{path}.tmp", path, overwrite=True)
-    return written
+    with files.replaced(path, in_order=True) as file:
+        return rows_file.write(file, rows_file.About(number, base, tables))
 
 
 def read(

@@ -97,7 +97,6 @@ def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
     """
     tf.io.gfile.makedirs(folder)
     path = layout.path(folder, snapshot.number, "npz")
-    scratch = f"{path}.tmp"
     named = [*snapshot.shards.items(), *snapshot.unclaimed.items()]
     arrays: dict[str, Any] = {f"shard_{i}": _plain(array) for i, (_, array) in enumerate(named)}
     described = {
@@ -111,10 +110,8 @@ def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
         "tasks": snapshot.tasks,
         "positions": dict(snapshot.positions),
     }
-    with files.create(scratch) as file:
+    with files.replaced(path) as file:
         np.savez(file, about=_text(described), progress=snapshot.progress, **arrays)
-    tf.io.gfile.rename(scratch, path, overwrite=True)
-    files.sync_folder(folder)
     _remove_old(folder)
     return {"file": path, "bytes": tf.io.gfile.stat(path).length}
 
@@ -197,10 +194,8 @@ def read(path: str) -> Snapshot:
 def write_manifest(root: str, number: int, parts: list[dict[str, object]]) -> str:
     """Records that all servers have completed checkpoint `number`; returns the manifest's path."""
     path = layout.manifest(root)
-    with files.create(f"{path}.tmp") as file:
+    with files.replaced(path) as file:
         file.write(json.dumps({"number": number, "servers": parts}, indent=1).encode())
-    tf.io.gfile.rename(f"{path}.tmp", path, overwrite=True)
-    files.sync_folder(root)
     return path
 
 

@@ -9,12 +9,10 @@ All rows of all servers pass through the calling process, in chunks.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 import numpy as np
-import tensorflow as tf
 
 from tfdist import ops
 from tfdist.errors import CheckpointError
@@ -49,7 +47,7 @@ def export_table(
       tf.errors.OpError, OSError: a server or the file system refused.
     """
     form = _format_of(path)
-    with _replaced(path) as scratch, files.create(scratch, in_order=True, private=False) as file:
+    with files.replaced(path, in_order=True, private=False) as file:
         names = config.slots() if slots else None
         return form.write(file, columns_of(client, table, config.width, slots), names)
 
@@ -247,16 +245,3 @@ def _check_slots(
 
 def _slots_text(slots: dict[str, int]) -> str:
     return ", ".join(f"{name} ({count})" for name, count in slots.items()) or "(none)"
-
-
-@contextlib.contextmanager
-def _replaced(path: str) -> Iterator[str]:
-    """Yields a temporary path, which is renamed to `path` on success and removed on failure."""
-    scratch = f"{path}.tmp"
-    try:
-        yield scratch
-    except BaseException:
-        if tf.io.gfile.exists(scratch):
-            tf.io.gfile.remove(scratch)
-        raise
-    tf.io.gfile.rename(scratch, path, overwrite=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
 import tf_keras
 from tf_keras.callbacks import (
     BackupAndRestore,
@@ -31,7 +30,8 @@ from tfdist.keras.hooks.elastic.fit import (
 )
 from tfdist.keras.hooks.elastic.tf_keras_data import TfKerasTraining
 from tfdist.keras.registry import hooks
-from tfdist.keras.workers import elastic_job_of
+from tfdist.keras.tf_keras_backups import Backups
+from tfdist.keras.workers import elastic_job_of, term_of
 
 
 @hooks(tf_keras.Model, "fit")
@@ -126,10 +126,18 @@ def _is_elastic(state: WorkerTrainingState) -> bool:
 
 @hooks(WorkerTrainingState, "__init__")
 def save_at_the_users_path(original, self, *args, **kwargs):
-    """In elastic training each worker may become rank 0, which saves where the others restore."""
+    """The backup before the newest one is kept, in case that the newest one is damaged.
+
+    In elastic training each worker may become rank 0, which saves where the others restore.
+    """
     original(self, *args, **kwargs)
-    if _is_elastic(self):
-        self.write_checkpoint_manager = self.read_checkpoint_manager
+    if self._enable_save_before_preemption:
+        return
+    reads, writes = self.read_checkpoint_manager, self.write_checkpoint_manager
+    backups = Backups(reads.checkpoint, reads.directory, lambda: term_of(self._model))
+    self.read_checkpoint_manager = backups
+    if writes is reads or _is_elastic(self):
+        self.write_checkpoint_manager = backups
 
 
 @hooks(WorkerTrainingState, "restore")
@@ -144,8 +152,6 @@ def back_up_on_rank_0(original, self, epoch, batch=0):
     """In elastic training rank 0 alone saves, with the batch that was trained last."""
     if is_left_to_rank_0(self._model):
         return
-    if _is_elastic(self):
-        _follow_others(self)
     running = training.training_of(self._model)
     if isinstance(running, TfKerasTraining):
         epoch, batch = running.last_batch
@@ -154,23 +160,12 @@ def back_up_on_rank_0(original, self, epoch, batch=0):
     original(self, epoch, batch)
 
 
-def _follow_others(state: Any) -> None:
-    """Lets a worker that has become rank 0 go on with the numbers of the one before it."""
-    manager = state.write_checkpoint_manager
-    newest = tf.train.latest_checkpoint(manager.directory)
-    if newest is None or newest == manager.latest_checkpoint:
-        return
-    checkpoint = manager.checkpoint
-    checkpoint.save_counter.assign(int(newest.rpartition("-")[2]))
-    state.read_checkpoint_manager = state.write_checkpoint_manager = tf.train.CheckpointManager(
-        checkpoint, manager.directory, max_to_keep=1
-    )
-
-
 @hooks(WorkerTrainingState, "delete_backup")
 def delete_on_rank_0(original, self):
     """In elastic training rank 0 deletes the backup when `fit` has ended."""
-    if not is_left_to_rank_0(self._model):
+    backups = self.read_checkpoint_manager
+    is_left = isinstance(backups, Backups) and backups.is_superseded()
+    if not is_left and not is_left_to_rank_0(self._model):
         original(self)
 
 
