@@ -380,7 +380,7 @@ def train(ctx: Any, fit: Fit) -> Result:
     worlds = _Worlds(ctx)
     logging.getLogger("tfdist.elastic").addHandler(worlds)
     if fit.is_quick:
-        _give_up_early(membership)
+        give_up_early(membership)
     _report_before(ctx, membership.Membership)
     faults.around(membership.Membership, "form", before="forming", after="formed")
     faults.around(elastic_state.ElasticFit, "describe", before="sending")
@@ -433,7 +433,8 @@ def _searching(ctx: Any) -> tfdist.CommunicationOptions:
     return tfdist.CommunicationOptions(bytes_per_pack="auto")
 
 
-def _give_up_early(membership: Any) -> None:
+def give_up_early(membership: Any) -> None:
+    """Gives up silent processes after 3 seconds, not after 10."""
     timing = membership.Timing(answer=2.0, grace=3.0, probe=0.3)
     begin: Callable[..., None] = membership.Membership.__init__
     watch: Callable[..., None] = membership.Membership.watch
