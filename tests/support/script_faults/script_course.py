@@ -193,8 +193,8 @@ class _Run:
             with contextlib.suppress(OSError, IndexError, ValueError):
                 pid = int(path.read_text().split()[1])
                 handle = os.pidfd_open(pid)
-                # Its command, because another process may have its number by now.
-                if b"under_faults" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                # Another process may have its number by now; it has not opened this file.
+                if any(path.samefile(opened) for opened in Path(f"/proc/{pid}/fd").iterdir()):
                     self._handles[path] = handle
                 else:
                     os.close(handle)
