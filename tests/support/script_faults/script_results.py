@@ -72,17 +72,17 @@ def _compare(name: str, expected: Any, received: Any) -> Iterator[str]:
             for found in _compare(f"{name}[{index}]", one, other)
         )
         yield from worst[:1]
-    elif isinstance(expected, (float, int, np.ndarray, np.generic)) and not isinstance(
-        expected, bool
-    ):
+    elif isinstance(expected, (float, int, np.ndarray, np.generic)):
         yield from _compare_numbers(name, np.asarray(expected), np.asarray(received))
     elif expected != received:
         yield f"{name}: expected {str(expected)[:60]!r}, received {str(received)[:60]!r}"
 
 
 def _compare_numbers(name: str, expected: np.ndarray, received: np.ndarray) -> Iterator[str]:
-    if expected.shape != received.shape or received.dtype.kind not in "biuf":
-        yield f"{name}: expected {expected.shape}, received {received.shape} {received.dtype}"
+    if received.dtype.kind not in "biuf":
+        yield f"{name}: expected {str(expected)[:60]}, received {str(received)[:60]!r}"
+    elif expected.shape != received.shape:
+        yield f"{name}: expected shape {expected.shape}, received {received.shape}"
     elif expected.size:
         scale = np.maximum(1.0, np.abs(expected.astype("float64")))
         # In float32 Keras keeps learning rates, and some metrics.
@@ -121,14 +121,18 @@ def _compare_tables(name: str, expected: str, received: str) -> Iterator[str]:
     if len(one) != len(other):
         yield f"{name}: expected {len(one)} lines, received {len(other)}"
     for number, (line, of_other) in enumerate(zip(one, other, strict=False), 1):
-        try:
-            texts = [float(text) for text in line], [float(text) for text in of_other]
-        except ValueError:
-            texts = line, of_other  # type: ignore[assignment]
-        found = list(_compare(f"{name}:{number}", *texts))
+        cells = [_cell(text) for text in line], [_cell(text) for text in of_other]
+        found = list(_compare(f"{name}:{number}", *cells))
         if found:
             yield found[0]
             return
+
+
+def _cell(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _model(path: Path) -> dict[str, Any]:
