@@ -22,7 +22,7 @@ _SUPPORT = [
     TESTS / "support",
     *(
         TESTS / "support" / name
-        for name in ("elastic", "estimator", "hostile", "processes", "training")
+        for name in ("elastic", "estimator", "hostile", "processes", "script_faults", "training")
     ),
 ]
 sys.path[:0] = [str(folder) for folder in _SUPPORT if str(folder) not in sys.path]

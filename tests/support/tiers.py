@@ -85,6 +85,8 @@ LONG_CASES = {
     # test_statistics_and_slots has a loss with BatchNormalization and slots; a worker that leaves
     # within an epoch. Backups in test_resumed_local_updates.py, and test_elastic_resume.py.
     "test_elastic_local_updates.py": r"test_other_models|\[at its end\]|from_its_backup",
+    # A kill in stage 1, and one in many short calls of fit.
+    "test_whole_scripts.py": r"\[(?!(two_stage|one_epoch_fits)-kill\])",
     # A directory that the workers share.
     "test_keras_callbacks.py": r"test_backup_and_restore\[2-ranks-own_directories\]",
     # With a number of epochs.
