@@ -23,6 +23,7 @@ from tfdist.elastic.values import (
     broadcast_values,
     fingerprint,
 )
+from tfdist.keras import rank_zero
 from tfdist.keras.models import (
     metrics_variables,
     model_variables,
@@ -46,6 +47,9 @@ class ElasticFit:
       job: the members.
       running: where the `fit` stands.
       callbacks: its `CallbackList`.
+
+    Attributes:
+      meeting: the callbacks after whose calls the members meet.
     """
 
     backup_type: type = BackupAndRestore
@@ -56,6 +60,7 @@ class ElasticFit:
         self._job = job
         self._running = running
         self._callbacks = callbacks
+        self.meeting = rank_zero.meeting(callbacks.callbacks)
         self._handles: list[tf.Tensor] = []
         self._has_restored = False
 
@@ -88,6 +93,8 @@ class ElasticFit:
             f"batches {fit}": _shortened(f"{int(data.cardinality())} of {data.element_spec}"),
             # Each step cuts a batch by ranks, so all have to have the same batches.
             f"rows {fit}": "unknown" if rows is None else str(rows),
+            # The members meet after their calls.
+            f"callbacks that save {fit}": _shortened(rank_zero.in_words(self.meeting)),
         }
         job.describe(description)
         if job.is_newcomer and job.enter(self):
@@ -147,6 +154,7 @@ class ElasticFit:
         arrays: dict[str, np.ndarray] = {
             "position": np.array(position.to_json()),
             "callbacks": np.array(json.dumps(self._described())),
+            "of rank 0": np.array(rank_zero.describe(self._callbacks.callbacks)),
         }
         for i, callback in enumerate(self._callbacks.callbacks):
             for j, value in enumerate(getattr(callback, "best_weights", None) or ()):
@@ -161,7 +169,9 @@ class ElasticFit:
             position = InputPosition.from_json(str(found["position"]))
             described = json.loads(str(found["callbacks"]))
             best = {name: found[name] for name in found.files if name.startswith("best_")}
+            of_rank_0 = str(found["of rank 0"])
         _restore_callbacks(self._callbacks.callbacks, described, best)
+        rank_zero.restore(self._callbacks.callbacks, of_rank_0)
         # Keras sets metrics to zero when an epoch begins.
         own = OwnState.of(self._running.model, of_all=False)
         self._running.go_on_from(TrainingState(position, own), beside_others=True)

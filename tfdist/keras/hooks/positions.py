@@ -13,6 +13,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochItera
 from tfdist.data.iterators import plain
 from tfdist.data.openings import Openings, source_of
 from tfdist.keras import exchange, training
+from tfdist.keras.noted_saves import NotedSaves
 from tfdist.keras.registry import hooks
 from tfdist.keras.state_file import CompletingSaver, read_state, unpacked
 from tfdist.keras.training import Training
@@ -152,7 +153,7 @@ def go_on_from_backup(original, self):
 def _saving_state(callback: Any, of_all: Callable[[Training], bool]) -> Iterator[None]:
     """Within it a callback saves its model with the training's state, of all workers if told so."""
     running = training.training_of(callback.model)
-    if running is None:
+    if running is None or isinstance(callback._model, NotedSaves):
         yield
         return
     model = callback._model

@@ -1,4 +1,4 @@
-"""Elastic training with tf_keras around the steps: beginning and end, files and output.
+"""Elastic training with tf_keras around the steps: beginning and end, and the output.
 
 See `fit`, which does the same for Keras 3.
 """
@@ -7,26 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
 import tf_keras
-from tf_keras.callbacks import (
-    BackupAndRestore,
-    History,
-    ModelCheckpoint,
-    ProgbarLogger,
-    TensorBoard,
-)
+from tf_keras.callbacks import BackupAndRestore, History, ProgbarLogger
 from tf_keras.src.callbacks import CallbackList
-from tf_keras.src.distribute.worker_training_state import WorkerTrainingState
 
 from tfdist.keras import training
 from tfdist.keras.elastic_state import ElasticFit
-from tfdist.keras.hooks.elastic.fit import (
-    WriterOfRank0,
-    fit_among_members,
-    is_left_to_rank_0,
-    muted,
-)
+from tfdist.keras.hooks.elastic.fit import fit_among_members, muted
 from tfdist.keras.hooks.elastic.tf_keras_data import TfKerasTraining
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
@@ -95,67 +82,6 @@ class _ElasticFit(ElasticFit):
         backup._training_state.back_up(position.epoch, position.batch)
 
 
-def _is_elastic(state: WorkerTrainingState) -> bool:
-    return elastic_job_of(state._model.distribute_strategy) is not None
-
-
-@hooks(WorkerTrainingState, "__init__")
-def save_at_the_users_path(original, self, *args, **kwargs):
-    """In elastic training each worker may become rank 0, which saves where the others restore."""
-    original(self, *args, **kwargs)
-    if _is_elastic(self):
-        self.write_checkpoint_manager = self.read_checkpoint_manager
-
-
-@hooks(WorkerTrainingState, "restore")
-def restore_on_rank_0(original, self):
-    """In elastic training rank 0 alone restores the backup, when all members are together."""
-    if not _is_elastic(self) or getattr(self, "tfdist_restores_for_all", False):
-        original(self)
-
-
-@hooks(WorkerTrainingState, "back_up")
-def back_up_on_rank_0(original, self, epoch, batch=0):
-    """In elastic training rank 0 alone saves, with the batch that was trained last."""
-    if is_left_to_rank_0(self._model):
-        return
-    if _is_elastic(self):
-        _follow_others(self)
-    running = training.training_of(self._model)
-    if isinstance(running, TfKerasTraining):
-        epoch, batch = running.last_batch
-        self._ckpt_saved_epoch.assign(epoch)
-        self._ckpt_saved_batch.assign(batch)
-    original(self, epoch, batch)
-
-
-def _follow_others(state: Any) -> None:
-    """Lets a worker that has become rank 0 go on with the numbers of the one before it."""
-    manager = state.write_checkpoint_manager
-    newest = tf.train.latest_checkpoint(manager.directory)
-    if newest is None or newest == manager.latest_checkpoint:
-        return
-    checkpoint = manager.checkpoint
-    checkpoint.save_counter.assign(int(newest.rpartition("-")[2]))
-    state.read_checkpoint_manager = state.write_checkpoint_manager = tf.train.CheckpointManager(
-        checkpoint, manager.directory, max_to_keep=1
-    )
-
-
-@hooks(WorkerTrainingState, "delete_backup")
-def delete_on_rank_0(original, self):
-    """In elastic training rank 0 deletes the backup when `fit` has ended."""
-    if not is_left_to_rank_0(self._model):
-        original(self)
-
-
-@hooks(ModelCheckpoint, "_save_handler")
-def save_on_rank_0(original, self, filepath):
-    """In elastic training rank 0 alone saves, since no value needs the other workers."""
-    if not is_left_to_rank_0(self.model):
-        original(self, filepath)
-
-
 @hooks(ProgbarLogger, "on_epoch_begin")
 def show_epochs_on_rank_0(original, self, epoch, logs=None):
     """In elastic training the progress is that of rank 0, whichever worker that is."""
@@ -175,15 +101,3 @@ def show_results_on_rank_0(original, self, logs, counter):
     """In elastic training the progress is that of rank 0, whichever worker that is."""
     with muted(self):
         original(self, logs, counter)
-
-
-@hooks(TensorBoard, "_train_writer")
-def write_training_on_rank_0(original):
-    """In elastic training the events are those of rank 0, whichever worker that is."""
-    return WriterOfRank0(original)
-
-
-@hooks(TensorBoard, "_val_writer")
-def write_validation_on_rank_0(original):
-    """In elastic training the events are those of rank 0, whichever worker that is."""
-    return WriterOfRank0(original)
