@@ -20,6 +20,7 @@ from tfdist.horovod.learning_rate import (
 from tfdist.horovod.metrics import MetricAverageCallback
 from tfdist.job import process
 from tfdist.keras.callback import Callback
+from tfdist.keras.on_rank_zero import OnRankZero
 from tfdist.metrics.collector import describe
 from tfdist.metrics.rates import Rates
 from tfdist.ps.stats import rates
@@ -32,6 +33,7 @@ __all__ = [
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
     "Metrics",
+    "OnRankZero",
     "PsStats",
     "ResumeFrom",
     "UpdateBatchStateCallback",

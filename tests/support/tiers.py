@@ -24,6 +24,9 @@ def chosen(cases: dict[str, Case], *usual: str) -> dict[str, Case]:
 
 # By file name, a regular expression of the excluded cases; comments name the cases that cover them.
 LONG_CASES = {
+    # Both Kerases share the code: of tf_keras a newcomer, a save, and a callback of one's own.
+    "test_elastic_files.py": r"\[(saved of epoch 1|save of epoch 2|epoch end 2|batch end 1 3"
+    r"|own end)-tf_keras\]",
     # The same cases with Adam, which has slots; of heads the mirrored case; of canned
     # estimators those in test_estimator_parity.py.
     "test_estimator_strategies.py": r"equals_no_strategy\[(\w+-sgd-|canned-"

@@ -40,6 +40,7 @@ from tfdist.config.validation import show
 from tfdist.control import interfaces
 from tfdist.elastic.calls import Calls
 from tfdist.elastic.membership import Membership, World
+from tfdist.elastic.owed import OwedCalls
 from tfdist.elastic.peers import Outside
 from tfdist.elastic.records import Records
 from tfdist.elastic.values import (
@@ -129,6 +130,7 @@ class ElasticJob:
       units: the number of units of work that are done.
       ends: whether all members stop after the current step, because of preemption notices.
       leaves: whether this process alone does.
+      owed: what rank 0 does alone since the last unit of work.
 
     Raises:
       RendezvousTimeoutError: members were missing at the deadline.
@@ -158,6 +160,7 @@ class ElasticJob:
         self._has_told_notice = False  # in the last step
         self._last = Unit("nothing", lambda: None)  # the last unit of work that was done
         self.state: State | None = None
+        self.owed = OwedCalls()
         self._followers: list[Callable[[World, int], None]] = []
         self._change_is_planned = self._member_leaves = False
         self._is_founded_again = False
@@ -203,6 +206,14 @@ class ElasticJob:
     def is_leader(self) -> bool:
         """Whether this process is rank 0 of the members; a newcomer is none of them."""
         return self._open and not self.is_newcomer and self.rank == 0
+
+    @property
+    def can_meet(self) -> bool:
+        """Whether all members, who are at this place of the training, can do a unit of work.
+
+        Not a newcomer, nor where this process saves for all, nor when all members are about to end.
+        """
+        return not self.is_newcomer and not self._leads and not self.ends
 
     @property
     def size(self) -> int:
@@ -386,6 +397,7 @@ class ElasticJob:
 
     def count_unit(self, unit: Unit) -> None:
         """Notes that a unit of work is done."""
+        self.owed.drop()
         self._last = unit
         self.units += 1
         self._vain = self._idle_generations = 0
@@ -496,6 +508,7 @@ class ElasticJob:
                 )
             except Outside:
                 self.is_newcomer = True
+                self.owed.drop()
                 # The members do not wait for it meanwhile.
                 self.communicator.leave()
                 raise LeftBehindError(
@@ -511,6 +524,9 @@ class ElasticJob:
                 with self._saying_that_it_waits():
                     is_done = self._agree(unit)
                 self._tell_followers(world)
+                if self.rank == 0:
+                    # Rows of tables are whole only now.
+                    self.owed.make()
             except tf.errors.OpError as error:
                 if not self.has_lost_members(error):
                     raise
@@ -572,6 +588,11 @@ class ElasticJob:
         if not self.is_newcomer:
             self._membership.establish()
         is_done = not self.is_newcomer and self.units < top
+        if is_done:
+            self.owed.drop()
+        elif self.rank == 0 and not self.is_newcomer and not self._followers:
+            # Before a newcomer gets the state: as a member it would not know what is owed.
+            self.owed.make()
         # What those behind are in, the others have done.
         torn = self._last if behind.any() and not is_done else unit
         if is_new.any() or torn.equalizes or (torn.is_whole and behind.any()):

@@ -10,6 +10,9 @@
 | `callback.py` | the base class of tfdist's callbacks |
 | `training.py`, `own_state.py`, `exchange.py`, `state_file.py` | where a `fit` stands, in files |
 | `backups.py`, `tf_keras_backups.py` | the newest backup, and the one before it |
+| `rank_zero.py`, `noted_saves.py` | what rank 0 does alone, and its successor again |
+| `log_file.py`, `event_files.py` | the files of `CSVLogger` and `TensorBoard` |
+| `on_rank_zero.py` | `tfdist.callbacks.OnRankZero` |
 | `elastic_steps.py`, `elastic_state.py` | steps of an elastic job, and what a newcomer receives |
 
 Nothing is changed by an import. Making one of our strategies installs what strategies need;
@@ -60,8 +63,11 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.progress",
     f"{_HOOKS}.epoch_lengths",
     f"{_HOOKS}.data_tasks",
+    f"{_HOOKS}.lines",
+    f"{_HOOKS}.events",
     f"{_ELASTIC}.accumulation",
     f"{_ELASTIC}.fit",
+    f"{_ELASTIC}.files",
 )
 # Of tf_keras, where a process uses it.
 TABLES_OF_TF_KERAS = (f"{_HOOKS}.tf_keras_tables",)
@@ -70,9 +76,11 @@ FOR_TF_KERAS = (
     f"{_ELASTIC}.tf_keras_functions",
     f"{_HOOKS}.tf_keras_training",
     f"{_HOOKS}.tf_keras_local_updates",
+    f"{_HOOKS}.tf_keras_logs",
     f"{_ELASTIC}.tf_keras_order",
     f"{_ELASTIC}.tf_keras_data",
     f"{_ELASTIC}.tf_keras_fit",
+    f"{_ELASTIC}.tf_keras_files",
 )
 # Where there is no strategy.
 FOR_INIT = (f"{_REPAIRS}.compilation",)

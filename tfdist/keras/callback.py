@@ -1,4 +1,4 @@
-"""The base class of tfdist's callbacks."""
+"""The base class of tfdist's callbacks, and what concerns those of others."""
 
 from __future__ import annotations
 
@@ -43,3 +43,14 @@ def with_callback(given: Any, callback: Callback, *, first: bool = False) -> Ite
             yield given
         finally:
             given.callbacks.remove(callback)
+
+
+@contextlib.contextmanager
+def replaced(callback: Any, **attributes: Any) -> Iterator[None]:
+    """Sets attributes of a callback for the duration of a `with` block."""
+    before = {name: getattr(callback, name) for name in attributes}
+    vars(callback).update(attributes)
+    try:
+        yield
+    finally:
+        vars(callback).update(before)

@@ -26,7 +26,7 @@ from tfdist.elastic.values import (
     broadcast_values,
     fingerprint,
 )
-from tfdist.keras import random_state
+from tfdist.keras import random_state, rank_zero
 from tfdist.keras.callback_state import CallbackStates
 from tfdist.keras.elastic_records import check_subject, kept_record, restored
 from tfdist.keras.models import (
@@ -51,12 +51,14 @@ class _Received:
       callbacks: the callbacks' states.
       stops: `model.stop_training`.
       random: the states of random generators; see `random_state`.
+      of_rank_0: what callbacks that rank 0 alone calls carry; see `rank_zero`.
     """
 
     values: Sequence[tf.Tensor]
     callbacks: bytes
     stops: bool
     random: bytes
+    of_rank_0: str
 
 
 class LeftOut(Exception):
@@ -90,6 +92,9 @@ class ElasticFit:
       job: the members.
       running: where the `fit` stands.
       callbacks: its `CallbackList`.
+
+    Attributes:
+      meeting: the callbacks after whose calls the members meet.
     """
 
     backup_type: type = BackupAndRestore
@@ -100,6 +105,7 @@ class ElasticFit:
         self._job = job
         self._running = running
         self._callbacks = callbacks
+        self.meeting = rank_zero.meeting(callbacks.callbacks)
         self._handles: list[tf.Tensor] = []
         self._description: dict[str, str] = {}
         self._has_restored = False
@@ -146,6 +152,8 @@ class ElasticFit:
             f"batches {fit}": _shortened(f"{int(data.cardinality())} of {data.element_spec}"),
             # Each step cuts a batch by ranks, so all have to have the same batches.
             f"rows {fit}": "unknown" if rows is None else str(rows),
+            # The members meet after their calls.
+            f"callbacks that save {fit}": _shortened(rank_zero.in_words(self.meeting)),
         }
         job.describe(description)
         if job.is_newcomer and self._enter():
@@ -249,6 +257,7 @@ class ElasticFit:
             "random": np.frombuffer(random_state.packed(), np.uint8),
             "stops": np.array(bool(self._running.model.stop_training)),
             "is_in_step": np.array(self._running.is_in_step),
+            "of rank 0": np.array(rank_zero.describe(self._callbacks.callbacks)),
         }
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
@@ -277,6 +286,7 @@ class ElasticFit:
                 found["callbacks"].tobytes(),
                 bool(found["stops"]),
                 found["random"].tobytes(),
+                str(found["of rank 0"]),
             )
             position = InputPosition.from_json(str(found["position"]))
             return position, received, bool(found["is_in_step"])
@@ -331,6 +341,7 @@ class ElasticFit:
         self._callback_states.restore(received.callbacks)
         self._running.model.stop_training = received.stops
         random_state.restore(received.random)
+        rank_zero.restore(self._callbacks.callbacks, received.of_rank_0)
 
     def save(self) -> None:
         """See `State`."""

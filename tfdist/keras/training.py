@@ -123,6 +123,10 @@ class Training:
         finally:
             self._is_before_step = False
 
+    def step_is_done(self) -> None:
+        """Says that the callbacks of a step are called: the state is that after it."""
+        self._in_step = 0
+
     @property
     def position(self) -> InputPosition:
         """The next batch."""

@@ -30,6 +30,7 @@ ROWS, BATCH, COLUMNS = 83, 16, 6  # the last of six batches has fewer rows than 
 STEPS = -(-ROWS // BATCH)
 SEARCH = 3 + 3 * 4 * 2  # steps: warm-up, then three rounds of four with each of two sizes
 VALIDATION_ROWS, VALIDATION_STEPS = 20, 2
+SAVE_EVERY = 4  # steps
 # Seconds that a worker waits for the test.
 PATIENCE = 300.0
 SIGNALS = {
@@ -75,8 +76,9 @@ class Fit:
         return importlib.import_module(self.library)
 
     def units(self, epochs: int) -> int:
-        """The units of work of a `fit` of some epochs: its beginning, steps, and ends of steps."""
-        return 1 + epochs * (STEPS + 1 + (VALIDATION_STEPS + 1) * self.validates)
+        """The units of work of a `fit` of some epochs: its beginning, steps, ends, and saves."""
+        saves = (epochs + epochs * STEPS // SAVE_EVERY) * self.saves
+        return 1 + epochs * (STEPS + 1 + (VALIDATION_STEPS + 1) * self.validates) + saves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -402,7 +404,7 @@ def train(ctx: Any, fit: Fit) -> Result:
     if fit.saves:
         faults.around(model, "save_weights", after="checkpoint")
         callbacks += [
-            keras.callbacks.BackupAndRestore(str(ctx.tmp_path / "backup"), save_freq=4),
+            keras.callbacks.BackupAndRestore(str(ctx.tmp_path / "backup"), save_freq=SAVE_EVERY),
             keras.callbacks.ModelCheckpoint(
                 str(ctx.tmp_path / "best.weights.h5"), save_weights_only=True
             ),

@@ -13,6 +13,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochItera
 from tfdist.data.iterators import plain
 from tfdist.data.openings import Openings, source_of
 from tfdist.keras import backups, exchange, training
+from tfdist.keras.noted_saves import NotedSaves
 from tfdist.keras.registry import hooks
 from tfdist.keras.state_file import CompletingSaver, is_of_later_term, read_state, unpacked
 from tfdist.keras.training import Training
@@ -187,7 +188,7 @@ def _saving_state(
       former: where the file that is replaced is kept.
     """
     running = training.training_of(callback.model)
-    if running is None:
+    if running is None or isinstance(callback._model, NotedSaves):
         yield
         return
     model = callback._model

@@ -14,8 +14,9 @@ import tensorflow as tf
 from keras.callbacks import BackupAndRestore, ModelCheckpoint
 
 from tfdist import ops
+from tfdist.keras.callback import replaced
 from tfdist.keras.registry import repairs
-from tfdist.keras.workers import communicator_of, rank_of
+from tfdist.keras.workers import communicator_of, elastic_job_of, rank_of
 
 _ISSUE = "tensorflow/tensorflow#38635"
 
@@ -27,11 +28,12 @@ def checkpoint_on_chief(original, self, epoch, batch, logs):
     Keras 2 had this corrected, Keras 3 lost it. Every worker must save, because reading some
     variables is a collective, but only the chief's file is kept.
     """
-    if rank_of(self.model) == 0:
+    # In an elastic job no variable needs the others; see `hooks.elastic.files`.
+    if rank_of(self.model) == 0 or elastic_job_of(self.model.distribute_strategy) is not None:
         return original(self, epoch, batch, logs)
     with tempfile.TemporaryDirectory() as scratch:
         path = os.path.join(scratch, os.path.basename(self.filepath))
-        with _replaced(self, filepath=path):
+        with replaced(self, filepath=path, verbose=0):
             return original(self, epoch, batch, logs)
 
 
@@ -51,7 +53,7 @@ def restore_from_chief(original, self, logs=None):
     with _paths_of_rank(self):
         _copy_from_chief(self)
         # Keras would go on from an older backup on the workers that cannot load this one.
-        with _replaced(self, _prev_weights_path=f"{self._prev_weights_path}.ignored"):
+        with replaced(self, _prev_weights_path=f"{self._prev_weights_path}.ignored"):
             original(self, logs)
 
 
@@ -75,7 +77,7 @@ def _paths_of_rank(callback: Any) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as scratch:
         names = (*_FILES, *_FILES_BEFORE)
         paths = {n: os.path.join(scratch, os.path.basename(getattr(callback, n))) for n in names}
-        with _replaced(callback, backup_dir=scratch, **paths):
+        with replaced(callback, backup_dir=scratch, **paths):
             yield
 
 
@@ -95,14 +97,3 @@ def _copy_from_chief(callback: Any) -> None:
         content = ops.broadcast(content, communicator, label=f"backup {path.name}").numpy()
         if not is_chief:
             content.tofile(path)
-
-
-@contextlib.contextmanager
-def _replaced(target: Any, **attributes: Any) -> Iterator[None]:
-    """Sets attributes for the duration of a `with` block."""
-    before = {name: getattr(target, name) for name in attributes}
-    vars(target).update(attributes)
-    try:
-        yield
-    finally:
-        vars(target).update(before)

@@ -1,4 +1,4 @@
-"""Elastic training around the steps: the data, the beginning and the end, files and output.
+"""Elastic training around the steps: the data, the beginning and the end, and the output.
 
 Each member reads whole batches. Before any member calls what follows the steps of an epoch, all
 have done all steps.
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.callbacks import BackupAndRestore, CallbackList, History, ProgbarLogger, TensorBoard
+from keras.callbacks import CallbackList, History, ProgbarLogger
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 
 from tfdist import ops
@@ -25,6 +25,7 @@ from tfdist.errors import RendezvousTimeoutError
 from tfdist.keras import random_state, training
 from tfdist.keras.elastic_records import check_subject, kept_record, restored
 from tfdist.keras.elastic_state import ElasticFit, LeftOut, state_of_newcomer
+from tfdist.keras.rank_zero import is_left_to_rank_0
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
 
@@ -323,15 +324,6 @@ def begin_together(original, self, logs=None):
         ElasticFit(job, running, self).begin()
 
 
-def is_left_to_rank_0(model: Any) -> bool:
-    """Whether another member writes the files and the output of a model's training.
-
-    Also of a newcomer, which has no other rank than 0 before the members take it in.
-    """
-    job = None if model is None else elastic_job_of(model.distribute_strategy)
-    return job is not None and (job.is_newcomer or job.rank != 0)
-
-
 @hooks(ProgbarLogger, "on_epoch_begin")
 def show_epochs_on_rank_0(original, self, epoch, logs=None):
     """In elastic training the progress is that of rank 0, whichever worker that is."""
@@ -368,47 +360,3 @@ def muted(logger: Any) -> Iterator[None]:
         yield
     finally:
         logger.verbose = before
-
-
-class WriterOfRank0(property):
-    """A property of `TensorBoard`: a writer of events, which writes nothing on other ranks.
-
-    Args:
-      original: Keras's property.
-    """
-
-    def __init__(self, original: property) -> None:
-        super().__init__(
-            lambda board: (
-                tf.summary.create_noop_writer()
-                if is_left_to_rank_0(board.model)
-                else original.__get__(board)
-            )
-        )
-
-
-@hooks(TensorBoard, "_train_writer")
-def write_training_on_rank_0(original):
-    """In elastic training the events are those of rank 0, whichever worker that is."""
-    return WriterOfRank0(original)
-
-
-@hooks(TensorBoard, "_val_writer")
-def write_validation_on_rank_0(original):
-    """In elastic training the events are those of rank 0, whichever worker that is."""
-    return WriterOfRank0(original)
-
-
-@hooks(BackupAndRestore, "on_train_begin")
-def restore_on_rank_0(original, self, logs=None):
-    """In elastic training rank 0 alone restores the backup, when all members are together."""
-    job = elastic_job_of(self.model.distribute_strategy)
-    if job is None or getattr(self, "restores_for_all", False):
-        original(self, logs)
-
-
-@hooks(BackupAndRestore, "_save_model")
-def back_up_on_rank_0(original, self):
-    """In elastic training rank 0 alone saves, since no value needs the other workers."""
-    if not is_left_to_rank_0(self.model):
-        original(self)

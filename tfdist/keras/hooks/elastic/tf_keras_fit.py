@@ -1,4 +1,4 @@
-"""Elastic training with tf_keras around the steps: beginning and end, files and output.
+"""Elastic training with tf_keras around the steps: beginning and end, and the output.
 
 See `fit`, which does the same for Keras 3.
 """
@@ -8,30 +8,20 @@ from __future__ import annotations
 from typing import Any
 
 import tf_keras
-from tf_keras.callbacks import (
-    BackupAndRestore,
-    History,
-    ModelCheckpoint,
-    ProgbarLogger,
-    TensorBoard,
-)
+from tf_keras.callbacks import BackupAndRestore, History, ProgbarLogger
 from tf_keras.src.callbacks import CallbackList
-from tf_keras.src.distribute.worker_training_state import WorkerTrainingState
 
 from tfdist.keras import training
 from tfdist.keras.elastic_state import ElasticFit
 from tfdist.keras.hooks.elastic.fit import (
-    WriterOfRank0,
     check_is_member,
     fit_among_members,
-    is_left_to_rank_0,
     muted,
     result_among_members,
 )
 from tfdist.keras.hooks.elastic.tf_keras_data import TfKerasTraining
 from tfdist.keras.registry import hooks
-from tfdist.keras.tf_keras_backups import Backups
-from tfdist.keras.workers import elastic_job_of, term_of
+from tfdist.keras.workers import elastic_job_of
 
 
 @hooks(tf_keras.Model, "fit")
@@ -120,62 +110,6 @@ class _ElasticFit(ElasticFit):
         backup._training_state.back_up(position.epoch, position.batch)
 
 
-def _is_elastic(state: WorkerTrainingState) -> bool:
-    return elastic_job_of(state._model.distribute_strategy) is not None
-
-
-@hooks(WorkerTrainingState, "__init__")
-def save_at_the_users_path(original, self, *args, **kwargs):
-    """The backup before the newest one is kept, in case that the newest one is damaged.
-
-    In elastic training each worker may become rank 0, which saves where the others restore.
-    """
-    original(self, *args, **kwargs)
-    if self._enable_save_before_preemption:
-        return
-    reads, writes = self.read_checkpoint_manager, self.write_checkpoint_manager
-    backups = Backups(reads.checkpoint, reads.directory, lambda: term_of(self._model))
-    self.read_checkpoint_manager = backups
-    if writes is reads or _is_elastic(self):
-        self.write_checkpoint_manager = backups
-
-
-@hooks(WorkerTrainingState, "restore")
-def restore_on_rank_0(original, self):
-    """In elastic training rank 0 alone restores the backup, when all members are together."""
-    if not _is_elastic(self) or getattr(self, "tfdist_restores_for_all", False):
-        original(self)
-
-
-@hooks(WorkerTrainingState, "back_up")
-def back_up_on_rank_0(original, self, epoch, batch=0):
-    """In elastic training rank 0 alone saves, with the batch that was trained last."""
-    if is_left_to_rank_0(self._model):
-        return
-    running = training.training_of(self._model)
-    if isinstance(running, TfKerasTraining):
-        epoch, batch = running.last_batch
-        self._ckpt_saved_epoch.assign(epoch)
-        self._ckpt_saved_batch.assign(batch)
-    original(self, epoch, batch)
-
-
-@hooks(WorkerTrainingState, "delete_backup")
-def delete_on_rank_0(original, self):
-    """In elastic training rank 0 deletes the backup when `fit` has ended."""
-    backups = self.read_checkpoint_manager
-    is_left = isinstance(backups, Backups) and backups.is_superseded()
-    if not is_left and not is_left_to_rank_0(self._model):
-        original(self)
-
-
-@hooks(ModelCheckpoint, "_save_handler")
-def save_on_rank_0(original, self, filepath):
-    """In elastic training rank 0 alone saves, since no value needs the other workers."""
-    if not is_left_to_rank_0(self.model):
-        original(self, filepath)
-
-
 @hooks(ProgbarLogger, "on_epoch_begin")
 def show_epochs_on_rank_0(original, self, epoch, logs=None):
     """In elastic training the progress is that of rank 0, whichever worker that is."""
@@ -195,15 +129,3 @@ def show_results_on_rank_0(original, self, logs, counter):
     """In elastic training the progress is that of rank 0, whichever worker that is."""
     with muted(self):
         original(self, logs, counter)
-
-
-@hooks(TensorBoard, "_train_writer")
-def write_training_on_rank_0(original):
-    """In elastic training the events are those of rank 0, whichever worker that is."""
-    return WriterOfRank0(original)
-
-
-@hooks(TensorBoard, "_val_writer")
-def write_validation_on_rank_0(original):
-    """In elastic training the events are those of rank 0, whichever worker that is."""
-    return WriterOfRank0(original)
