@@ -9,6 +9,8 @@
 | `models.py` | what models of Keras 3 and of tf_keras consist of |
 | `callback.py` | the base class of tfdist's callbacks |
 | `training.py`, `own_state.py`, `exchange.py`, `state_file.py` | where a `fit` stands, in files |
+| `searches.py`, `project_files.py` | KerasTuner's searches and their files |
+| `after_import.py` | what is to be done when a package is imported |
 | `elastic_steps.py`, `elastic_state.py` | steps of an elastic job, and what a newcomer receives |
 
 Nothing is changed by an import. Making one of our strategies installs what strategies need;
@@ -26,6 +28,7 @@ from tfdist._version import MAX_KERAS, MIN_KERAS
 from tfdist.config.settings import allows_untested_keras
 from tfdist.errors import UnsupportedKerasError
 from tfdist.keras import registry
+from tfdist.keras.after_import import after_import
 
 _log = logging.getLogger("tfdist")
 
@@ -73,6 +76,8 @@ FOR_TF_KERAS = (
     f"{_ELASTIC}.tf_keras_data",
     f"{_ELASTIC}.tf_keras_fit",
 )
+# Of KerasTuner, where a process uses it.
+FOR_TUNERS = (f"{_HOOKS}.tuners",)
 # Where there is no strategy.
 FOR_INIT = (f"{_REPAIRS}.compilation",)
 FOR_DATA_TASKS = (f"{_HOOKS}.data_tasks",)
@@ -84,6 +89,7 @@ ALL = tuple(
         (
             *FOR_STRATEGIES,
             *FOR_TF_KERAS,
+            *FOR_TUNERS,
             *FOR_INIT,
             *FOR_DISTRIBUTED_OPTIMIZERS,
             *FOR_OLD_RELEASES,
@@ -153,7 +159,18 @@ def _repair_keras() -> bool:
     registry.install(*FOR_STRATEGIES)
     for module in _LAYERS:
         importlib.import_module(module)
+    after_import("keras_tuner", _repair_tuners)
     return True
+
+
+def _repair_tuners() -> None:
+    try:
+        registry.install(*FOR_TUNERS)
+    except ImportError as error:
+        raise UnsupportedKerasError(
+            "expected a release of keras-tuner that tfdist was tested with, 1.4.8, received "
+            f"another one: {error}"
+        ) from error
 
 
 def repair_tables_of_tf_keras() -> None:
