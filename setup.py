@@ -184,6 +184,8 @@ setup(
             "clang-format==21.1.2",
             # Checks manifests against the schemas in tests/support/kubernetes_schemas.
             "jsonschema",
+            # Pinned: tfdist replaces functions of this release. 1.4 MB of Python, with kt-legacy.
+            "keras-tuner==1.4.8",
             "matplotlib",
             # Pinned: another release would find other errors.
             "mypy==2.4.1",

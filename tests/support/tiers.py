@@ -60,6 +60,10 @@ LONG_CASES = {
     r"|dataset_shuffled_twice|endless_dataset|dataset|py_dataset)\]"
     r"|test_places\[2-ranks-(after_an_epoch|two_steps_at_once)\]"
     r"|weights\[2-ranks-adam-\]|test_files_of_model_checkpoint",
+    # A random search; Hyperband reads checkpoints while it searches.
+    "test_tuner.py": r"one_process\[Hyperband\]",
+    # Losses between two writes of rank 0, and in one.
+    "test_elastic_tuner.py": r"\[worker \d in a step\]",
     # The same number of workers, and another one.
     "test_resume_after_kills.py": r"never_killed\[more_workers\]",
     "test_resume_on_devices.py": r"\[central-|of_unknown_size\]",

@@ -13,6 +13,8 @@
 | `rank_zero.py`, `noted_saves.py` | what rank 0 does alone, and its successor again |
 | `log_file.py`, `event_files.py` | the files of `CSVLogger` and `TensorBoard` |
 | `on_rank_zero.py` | `tfdist.callbacks.OnRankZero` |
+| `searches.py`, `project_files.py` | KerasTuner's searches and their files |
+| `after_import.py` | what is to be done when a package is imported |
 | `elastic_steps.py`, `elastic_state.py` | steps of an elastic job, and what a newcomer receives |
 
 Nothing is changed by an import. Making one of our strategies installs what strategies need;
@@ -30,6 +32,7 @@ from tfdist._version import MAX_KERAS, MIN_KERAS
 from tfdist.config.settings import allows_untested_keras
 from tfdist.errors import UnsupportedKerasError
 from tfdist.keras import registry
+from tfdist.keras.after_import import after_import
 
 _log = logging.getLogger("tfdist")
 
@@ -82,6 +85,8 @@ FOR_TF_KERAS = (
     f"{_ELASTIC}.tf_keras_fit",
     f"{_ELASTIC}.tf_keras_files",
 )
+# Of KerasTuner, where a process uses it.
+FOR_TUNERS = (f"{_HOOKS}.tuners",)
 # Where there is no strategy.
 FOR_INIT = (f"{_REPAIRS}.compilation",)
 FOR_DATA_TASKS = (f"{_HOOKS}.data_tasks",)
@@ -93,6 +98,7 @@ ALL = tuple(
         (
             *FOR_STRATEGIES,
             *FOR_TF_KERAS,
+            *FOR_TUNERS,
             *FOR_INIT,
             *FOR_DISTRIBUTED_OPTIMIZERS,
             *FOR_OLD_RELEASES,
@@ -162,7 +168,18 @@ def _repair_keras() -> bool:
     registry.install(*FOR_STRATEGIES)
     for module in _LAYERS:
         importlib.import_module(module)
+    after_import("keras_tuner", _repair_tuners)
     return True
+
+
+def _repair_tuners() -> None:
+    try:
+        registry.install(*FOR_TUNERS)
+    except ImportError as error:
+        raise UnsupportedKerasError(
+            "expected a release of keras-tuner that tfdist was tested with, 1.4.8, received "
+            f"another one: {error}"
+        ) from error
 
 
 def repair_tables_of_tf_keras() -> None:

@@ -21,6 +21,7 @@ TESTS_OF_NEED = ("tests/parallel/keras/test_keras_repairs.py", "tests/devices/te
 
 def everything() -> list[Replacement]:
     pytest.importorskip("tf_keras")
+    pytest.importorskip("keras_tuner")
     return registry.registered((*keras.ALL, *FOR_ESTIMATOR))
 
 

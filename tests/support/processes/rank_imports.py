@@ -17,10 +17,11 @@ from tfdist.ops import library
 
 library.c_api()
 
-# What most ranks import when they train, which takes each of them 0.1 s; without tf_keras, and the
-# layers that are registered with Keras: that they are found where a program needs them is tested.
+# What most ranks import when they train, which takes each of them 0.1 s; without tf_keras, without
+# KerasTuner, and without the layers that are registered with Keras: that they are found where a
+# program needs them is tested.
 for _package in ("config", "data", "elastic", "job", "keras", "ps"):
     _path = [f"{folder}/{_package}" for folder in tfdist.__path__]
     for _module in pkgutil.walk_packages(_path, f"tfdist.{_package}."):
-        if "tf_keras" not in _module.name:
+        if "tf_keras" not in _module.name and "tuners" not in _module.name:
             importlib.import_module(_module.name)
