@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from keras.callbacks import BackupAndRestore, CallbackList, ModelCheckpoint
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 
+from tfdist.data.draws import generators
 from tfdist.data.iterators import plain
 from tfdist.data.openings import Openings, source_of
 from tfdist.keras import exchange, training
@@ -22,8 +24,17 @@ from tfdist.keras.workers import trains_on_servers
 @hooks(TensorFlowTrainer, "fit")
 def follow_position(original, self, *args, **kwargs):
     """`fit` knows its epoch, and the next batch of its data."""
-    with training.training(Training(self)):
+    validation = argument(original, "validation_data", self, *args, **kwargs)
+    with training.training(Training(self, generators([validation]))):
         return original(self, *args, **kwargs)
+
+
+def argument(function: Callable, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Returns an argument of a call of a function; `None` if the call has none of that name."""
+    try:
+        return inspect.signature(function).bind(*args, **kwargs).arguments.get(name)
+    except TypeError:  # the call will say so
+        return None
 
 
 @hooks(TFEpochIterator, "__init__")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -74,7 +74,7 @@ class _ArraySource:
       dataset_of: makes the dataset of the adapter.
     """
 
-    draws_orders = False
+    datasets: Sequence[tf.data.Dataset] = ()
 
     def __init__(
         self, make: Callable[[Seed | None, int], None], seed: Seed | None, shuffles_batches: bool
@@ -97,7 +97,7 @@ class _ArraySource:
         dataset = self.dataset_of()
         return dataset.skip(batches) if self._shuffles_batches else dataset
 
-    def unknown_order(self, opening: int) -> list[str]:
+    def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
         """See `tfdist.data.openings.Source`."""
         return []
 
