@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.core.framework.dataset_pb2 import CompressedElement
@@ -33,6 +33,20 @@ _SEEDS_OF_DRAW = 2
 _IGNORE_STATE = 1  # tf.data's ExternalStatePolicy, for ops: functions may have state
 # A dataset's graph has its arrays. From this number of bytes on a probe is opened without it.
 _MAX_ARRAYS = 64 << 20
+
+
+class Drawing(Protocol):
+    """Draws an order for each epoch or iterator: a `SeedGenerator`, or the like of other data."""
+
+    @property
+    def draws(self) -> int:
+        """How often it has drawn in this process."""
+
+    def go_to(self, draws: int) -> None:
+        """Sets how often it has drawn."""
+
+    def why_not(self, draws: int) -> str | None:
+        """Why it cannot go to a number of draws; `None` if it can."""
 
 
 class SeedGenerator:
@@ -58,6 +72,10 @@ class SeedGenerator:
     def go_to(self, draws: int) -> None:
         """Makes the next iterator's draw number `draws` + 1."""
         self._probe.restore(self._state.with_count(draws * _SEEDS_OF_DRAW))
+
+    def why_not(self, draws: int) -> str | None:
+        """Nothing: it can go to any number of draws."""
+        return None
 
 
 def generators(datasets: Iterable[Any]) -> list[SeedGenerator]:

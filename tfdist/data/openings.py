@@ -15,7 +15,7 @@ from tensorflow.python.distribute.input_lib import (
     DistributedDatasetsFromFunction,
 )
 
-from tfdist.data.draws import SeedGenerator, generators, generators_of_opening
+from tfdist.data.draws import Drawing, generators, generators_of_opening
 from tfdist.data.order import (
     opens_at_first_element,
     reads_files,
@@ -206,7 +206,7 @@ class Openings:
         self.batches = 0
         self.openings_read = 0
         self.draws: list[int] = []
-        self.others: Sequence[SeedGenerator] = ()
+        self.others: Sequence[Drawing] = ()
         self._distribute = distribute
         self.distributed = distributed
         self._splits_batches = splits_batches
@@ -241,7 +241,7 @@ class Openings:
         self._next = target
         reasons += self.source.unknown_order(target.opening, target.draws is not None)
         if target.draws is not None:
-            reasons += self._mixed_draws(target)
+            reasons += self._wrong_draws(target)
         elif target.opening <= self.opening and any(map(reshuffles, self.source.datasets)):
             reasons.append(
                 f"shuffle has drawn its order number {self.opening} in this process, and it is "
@@ -294,28 +294,30 @@ class Openings:
         """The next iterator."""
         return self._next or Target(self.opening + 1, 0, self.openings_read + bool(self.batches))
 
-    def _generators(self) -> list[SeedGenerator]:
-        own = generators(self.source.datasets)
+    def _generators(self) -> list[Drawing]:
+        own: list[Drawing] = list(generators(self.source.datasets))
         return [*own, *(other for other in self.others if other not in own)]
 
-    def _drawn_later(self) -> list[SeedGenerator]:
+    def _drawn_later(self) -> list[Drawing]:
         """What draws an order when the data is read, not as soon as it is opened."""
         datasets = self.source.datasets
         at_once = [each for dataset in datasets for each in generators_of_opening(dataset)]
         return [each for each in generators(datasets) if each not in at_once]
 
-    def _mixed_draws(self, target: Target) -> list[str]:
-        """Why leaving batches out does not draw what was drawn."""
-        if not target.draws_now or not target.draws:
-            return []
-        counts = zip(self._generators(), target.draws, target.draws_now, strict=True)
+    def _wrong_draws(self, target: Target) -> list[str]:
+        """Why what is drawn for a position is not what was drawn there."""
+        assert target.draws is not None
+        own, now = self._generators(), target.draws_now or target.draws
+        found = [each.why_not(draws) for each, draws in zip(own, now, strict=True)]
+        reasons = [reason for reason in found if reason is not None]
         later = self._drawn_later()
+        # Batches that are left out draw orders one after the other.
         if any(
-            generator in later and generator in self.others and now > before + 1
-            for generator, before, now in counts
+            each in later and each in self.others and draws_now > draws + 1
+            for each, draws, draws_now in zip(own, target.draws, now, strict=True)
         ):
-            return ["a shuffle is opened in turns by the data that is read and by other data"]
-        return []
+            reasons.append("the data and the validation data draw orders of one shuffle in turns")
+        return reasons
 
     def _of_all(self, batches: int) -> int:
         """How many of some batches are to be left out before workers share the data."""

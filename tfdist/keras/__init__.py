@@ -9,6 +9,7 @@
 | `models.py` | what models of Keras 3 and of tf_keras consist of |
 | `callback.py` | the base class of tfdist's callbacks |
 | `training.py`, `own_state.py`, `exchange.py`, `state_file.py` | where a `fit` stands, in files |
+| `drawing.py` | how often the data of a model has drawn orders |
 | `elastic_steps.py`, `elastic_state.py` | steps of an elastic job, and what a newcomer receives |
 
 Nothing is changed by an import. Making one of our strategies installs what strategies need;
@@ -45,6 +46,7 @@ FOR_STRATEGIES = (
     f"{_REPAIRS}.callbacks",
     f"{_ELASTIC}.functions",
     f"{_HOOKS}.shuffling",
+    f"{_HOOKS}.epoch_calls",
     f"{_HOOKS}.positions",
     f"{_HOOKS}.row_weights",
     f"{_HOOKS}.server_optimizers",

@@ -12,7 +12,7 @@ from typing import Any
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
-from tfdist.data.draws import SeedGenerator
+from tfdist.data.draws import Drawing
 from tfdist.data.openings import Openings, Target
 from tfdist.data.position import InputPosition
 from tfdist.data.rows import rows_of
@@ -52,7 +52,7 @@ class Training:
       checkpoints_of_all: whether all workers have as many `ModelCheckpoint`s.
     """
 
-    def __init__(self, model: Any, others: Sequence[SeedGenerator] = ()) -> None:
+    def __init__(self, model: Any, others: Sequence[Drawing] = ()) -> None:
         self.model = model
         self._others = others
         self.epoch = 0

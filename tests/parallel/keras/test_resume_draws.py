@@ -17,7 +17,6 @@ from ranks import on_ranks
 from resuming import Follow, Interrupted
 
 import tfdist
-from tfdist.data import draws
 
 ROWS, BATCH, EPOCHS = 40, 4, 3
 
@@ -56,7 +55,11 @@ def _rows(first=0, rows=ROWS):
 
 def _branches(rows=None, **options):
     rows = _rows().shuffle(ROWS, seed=5) if rows is None else rows
-    return {"x": rows.take(24).batch(BATCH), "validation_data": rows.skip(24).batch(BATCH), **options}
+    return {
+        "x": rows.take(24).batch(BATCH),
+        "validation_data": rows.skip(24).batch(BATCH),
+        **options,
+    }
 
 
 def _own_shuffle():
@@ -67,7 +70,26 @@ def _own_shuffle():
     }
 
 
-def _split(validation_steps=None):
+class _Batches(keras.utils.PyDataset):
+    """Shuffles its rows at the end of each epoch, and so before each reading."""
+
+    def __init__(self):
+        super().__init__()
+        self._random = np.random.default_rng(3)
+        self._rows = np.arange(100.0, 130.0)
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        rows = self._rows[3 * index : 3 * index + 3, None]
+        return rows, rows / 10.0
+
+    def on_epoch_end(self):
+        self._random.shuffle(self._rows)
+
+
+def _split():
     train, test = keras.utils.split_dataset(_rows(), left_size=24, shuffle=True, seed=3)
     return {
         "x": train.shuffle(24, seed=4).batch(BATCH),
@@ -79,7 +101,9 @@ def _split(validation_steps=None):
 def _interleaved():
     rows = tf.data.Dataset.range(4).shuffle(4, seed=7)
     return _branches(
-        rows.interleave(lambda i: _numbered(i).shuffle(10, seed=2), cycle_length=2).shuffle(9, seed=3)
+        rows.interleave(lambda i: _numbered(i).shuffle(10, seed=2), cycle_length=2).shuffle(
+            9, seed=3
+        )
     )
 
 
@@ -113,6 +137,11 @@ INPUTS = {
     "sampled": _sampled,
     "a_shuffle_of_its_own": _own_shuffle,
     "split_dataset": _split,
+    "validation_with_a_py_dataset": lambda: {
+        "x": _rows().shuffle(ROWS, seed=5).batch(BATCH),
+        "validation_data": _Batches(),
+        "validation_steps": 3,
+    },
     "endless": lambda: {
         **_own_shuffle(),
         "x": _rows().shuffle(ROWS, seed=5).repeat().batch(BATCH),
@@ -150,6 +179,7 @@ def _assert_goes_on(make, data, path, at, before=None, save_freq=2):
       before: what the script does before `fit`, with the model and the arguments. The training that
         goes on leaves it out.
     """
+
     def run(leaves_out, *callbacks):
         keras.utils.set_random_seed(0)
         model, own = make(), data()
@@ -161,7 +191,10 @@ def _assert_goes_on(make, data, path, at, before=None, save_freq=2):
     whole = Follow()
     expected, _, fit = run(False, whole)
     fit()
-    backup = lambda: BackupAndRestore(str(path), save_freq=save_freq)
+
+    def backup():
+        return BackupAndRestore(str(path), save_freq=save_freq)
+
     _, _, fit = run(False, backup(), Follow(at))
     with pytest.raises(Interrupted):
         fit()

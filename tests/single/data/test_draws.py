@@ -32,16 +32,14 @@ DATASETS = {
     "below_other_parts": lambda: (
         _range().shuffle(5, seed=1).map(lambda x: x + 1).batch(2).prefetch(2).unbatch()
     ),
-    "of_a_generator": lambda: (
-        tf.data.Dataset.from_generator(
-            lambda: iter(range(10)), output_signature=tf.TensorSpec([], tf.int64)
-        ).shuffle(5, seed=1)
-    ),
+    "of_a_generator": lambda: tf.data.Dataset.from_generator(
+        lambda: iter(range(10)), output_signature=tf.TensorSpec([], tf.int64)
+    ).shuffle(5, seed=1),
     "of_interleaved": lambda: (
         _range(3).interleave(lambda i: _range().map(lambda x: x + 10 * i)).shuffle(9, seed=1)
     ),
-    "zipped_with_itself": lambda: (
-        tf.data.Dataset.zip(*[_range().shuffle(5, seed=1)] * 2).map(lambda a, b: 10 * a + b)
+    "zipped_with_itself": lambda: tf.data.Dataset.zip(*[_range().shuffle(5, seed=1)] * 2).map(
+        lambda a, b: 10 * a + b
     ),
 }
 

@@ -11,10 +11,10 @@ import tensorflow as tf
 from keras.callbacks import BackupAndRestore, CallbackList, ModelCheckpoint
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 
-from tfdist.data.draws import generators
 from tfdist.data.iterators import plain
 from tfdist.data.openings import Openings, source_of
 from tfdist.keras import exchange, training
+from tfdist.keras.drawing import drawing
 from tfdist.keras.registry import hooks
 from tfdist.keras.state_file import CompletingSaver, read_state, unpacked
 from tfdist.keras.training import Training
@@ -25,7 +25,7 @@ from tfdist.keras.workers import trains_on_servers
 def follow_position(original, self, *args, **kwargs):
     """`fit` knows its epoch, and the next batch of its data."""
     validation = argument(original, "validation_data", self, *args, **kwargs)
-    with training.training(Training(self, generators([validation]))):
+    with training.training(Training(self, drawing([validation]))):
         return original(self, *args, **kwargs)
 
 

@@ -23,6 +23,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tfdist import ops
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import Seed, restored, users_seed
+from tfdist.keras.drawing import note_call
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of, trains_on_servers
 
@@ -222,8 +223,9 @@ class PyDatasetSource:
         """Takes the seed of a position, and tells the `PyDataset` of the epochs before it."""
         self.seed, reasons = restored(self.seed, position)
         for _ in range(position.epochs_ended):
-            self._data.on_epoch_begin()
-            self._data.on_epoch_end()
+            for name in ("on_epoch_begin", "on_epoch_end"):
+                getattr(self._data, name)()
+                note_call(self._data, name)
         return reasons
 
     @property

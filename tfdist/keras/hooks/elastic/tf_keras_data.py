@@ -20,10 +20,11 @@ from tf_keras.src.engine.data_adapter import (
     TensorLikeDataAdapter,
 )
 
-from tfdist.data.draws import SeedGenerator, generators
+from tfdist.data.draws import Drawing
 from tfdist.data.openings import Openings, Target, source_of
 from tfdist.data.rows import rows_of
 from tfdist.keras import training
+from tfdist.keras.drawing import drawing
 from tfdist.keras.hooks.elastic.fit import WholeBatches, agreed
 from tfdist.keras.hooks.elastic.tf_keras_order import order_of
 from tfdist.keras.hooks.positions import argument
@@ -44,7 +45,7 @@ class TfKerasTraining(Training):
     # A model of Keras 3 has it; of tf_keras `begins_at` tells where the first epoch begins.
     initial_epoch: int | None = None
 
-    def __init__(self, model: Any, others: Sequence[SeedGenerator] = ()) -> None:
+    def __init__(self, model: Any, others: Sequence[Drawing] = ()) -> None:
         super().__init__(model, others)
         self._data: _OpenedWhenRead | None = None
         # The number of batches of an epoch, if it is known before the first one has ended.
@@ -182,7 +183,7 @@ def follow_position(original, self, *args, **kwargs):
     if elastic_job_of(self.distribute_strategy) is None:
         return original(self, *args, **kwargs)
     validation = argument(original, "validation_data", self, *args, **kwargs)
-    with training.training(TfKerasTraining(self, generators([validation]))):
+    with training.training(TfKerasTraining(self, drawing([validation]))):
         return original(self, *args, **kwargs)
 
 
