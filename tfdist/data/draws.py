@@ -263,7 +263,10 @@ def _handle(shuffle: tf.data.Dataset) -> tf.Tensor | None:
         return None
     nodes = {node.name: node for node in GraphDef.FromString(text.numpy()).node}
     (end,) = (node for node in nodes.values() if node.op == "_Retval")
-    generator = nodes[nodes[end.input[0]].input[-1]]
+    part = nodes[end.input[0]]
+    if part.op != "ShuffleDatasetV3":  # of TensorFlow 1, which has no resource
+        return None
+    generator = nodes[part.input[-1]]
     return tf.io.parse_tensor(generator.attr["value"].tensor.SerializeToString(), tf.resource)
 
 

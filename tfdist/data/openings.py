@@ -242,6 +242,8 @@ class Openings:
         reasons += self.source.unknown_order(target.opening, target.draws is not None)
         if target.draws is not None:
             reasons += self._wrong_draws(target)
+        elif target.opening > 1 and any(each in self.others for each in self._own_generators()):
+            reasons.append("the validation data has drawn orders of its shuffle, too")
         elif target.opening <= self.opening and any(map(reshuffles, self.source.datasets)):
             reasons.append(
                 f"shuffle has drawn its order number {self.opening} in this process, and it is "
@@ -295,8 +297,11 @@ class Openings:
         return self._next or Target(self.opening + 1, 0, self.openings_read + bool(self.batches))
 
     def _generators(self) -> list[Drawing]:
-        own: list[Drawing] = list(generators(self.source.datasets))
+        own = self._own_generators()
         return [*own, *(other for other in self.others if other not in own)]
+
+    def _own_generators(self) -> list[Drawing]:
+        return list(generators(self.source.datasets))
 
     def _drawn_later(self) -> list[Drawing]:
         """What draws an order when the data is read, not as soon as it is opened."""

@@ -19,6 +19,7 @@ from tf_keras.callbacks import (
 from tf_keras.src.callbacks import CallbackList
 from tf_keras.src.distribute.worker_training_state import WorkerTrainingState
 
+from tfdist.data.position import InputPosition
 from tfdist.keras import training
 from tfdist.keras.elastic_state import ElasticFit
 from tfdist.keras.hooks.elastic.fit import (
@@ -28,7 +29,9 @@ from tfdist.keras.hooks.elastic.fit import (
     muted,
 )
 from tfdist.keras.hooks.elastic.tf_keras_data import TfKerasTraining
+from tfdist.keras.own_state import OwnState
 from tfdist.keras.registry import hooks
+from tfdist.keras.training import TrainingState
 from tfdist.keras.workers import elastic_job_of
 
 
@@ -85,14 +88,38 @@ class _ElasticFit(ElasticFit):
         finally:
             state.tfdist_restores_for_all = False
         epoch, batch = int(state._ckpt_saved_epoch.numpy()), int(state._ckpt_saved_batch.numpy())
-        if epoch >= 0:
-            assert isinstance(self._running, TfKerasTraining)
+        assert isinstance(self._running, TfKerasTraining)
+        if state.tfdist_position.value is not None:
+            position = TrainingState(state.tfdist_position.value, OwnState({}))
+            self._running.go_on_from(position)
+        elif epoch >= 0:  # a backup of an older release
             self._running.go_on_after(epoch, batch)
 
     def save_to(self, backup: Any) -> None:
         """See `ElasticFit`."""
         position = self._running.position
         backup._training_state.back_up(position.epoch, position.batch)
+
+
+class _SavedPosition(tf.train.experimental.PythonState):
+    """The position in the data, as a part of tf_keras's checkpoints.
+
+    Attributes:
+      value: the position; `None` before it was saved or restored.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value: InputPosition | None = None
+
+    def serialize(self) -> str:
+        """See `PythonState`."""
+        return "" if self.value is None else self.value.to_json()
+
+    def deserialize(self, string_value: bytes) -> None:
+        """See `PythonState`."""
+        text = tf.compat.as_str(string_value)
+        self.value = InputPosition.from_json(text) if text else None
 
 
 def _is_elastic(state: WorkerTrainingState) -> bool:
@@ -105,6 +132,8 @@ def save_at_the_users_path(original, self, *args, **kwargs):
     original(self, *args, **kwargs)
     if _is_elastic(self):
         self.write_checkpoint_manager = self.read_checkpoint_manager
+        self.tfdist_position = _SavedPosition()
+        self.write_checkpoint_manager.checkpoint.tfdist_position = self.tfdist_position
 
 
 @hooks(WorkerTrainingState, "restore")
@@ -126,6 +155,7 @@ def back_up_on_rank_0(original, self, epoch, batch=0):
         epoch, batch = running.last_batch
         self._ckpt_saved_epoch.assign(epoch)
         self._ckpt_saved_batch.assign(batch)
+        self.tfdist_position.value = running.position
     original(self, epoch, batch)
 
 
