@@ -98,8 +98,10 @@ def generators_of_opening(dataset: Any) -> list[SeedGenerator]:
     """Returns those generators of a dataset that draw when an iterator is made, and only then."""
     if not isinstance(dataset, tf.data.Dataset):
         return []
-    parts = {id(part): (part, at_once) for part, at_once in reshuffling_parts(dataset)}
-    return [_generator(part) for part, at_once in parts.values() if at_once]
+    parts = list(reshuffling_parts(dataset))
+    later = [_generator(part) for part, at_once in parts if not at_once]
+    found = dict.fromkeys(_generator(part) for part, at_once in parts if at_once)
+    return [generator for generator in found if generator not in later]
 
 
 def drawn(datasets: Iterable[Any]) -> list[int]:

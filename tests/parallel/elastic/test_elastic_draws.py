@@ -13,7 +13,9 @@ from ranks import start_ranks
 
 import tfdist
 
+pytestmark = pytest.mark.timeout(300)
 ROWS, BATCH, EPOCHS = 40, 4, 3
+PATIENCE = 120.0  # seconds
 
 
 def _data(kind):
@@ -62,7 +64,7 @@ class _Until:
         if self._ctx.rank or (self._epoch, batch) != self._at:
             return
         self._ctx.report("is there")
-        end = time.monotonic() + 120.0
+        end = time.monotonic() + PATIENCE
         while not self._job._membership.newcomers_wait():
             assert time.monotonic() < end
             time.sleep(0.05)
@@ -70,7 +72,7 @@ class _Until:
 
 def _work(ctx, library, kind, at):
     if ctx.rank == 2:
-        ctx.wait_for("go", 120.0)
+        ctx.wait_for("go", PATIENCE)
     strategy = tfdist.MultiWorkerMirroredStrategy()
     job = strategy.extended.elastic_job
     weights, losses = _train(library, kind, strategy, (_Until, ctx, job, at))
@@ -90,10 +92,10 @@ def test_branches_of_one_shuffle(library, kind, at):
         start_ranks(_work, 3, args=(library, kind, at), env={"TFDIST_ELASTIC": "1:3:2"}) as ranks,
         start_ranks(_alone, 1, args=(library, kind)) as alone,
     ):
-        ranks.wait_for(0, "is there")
+        ranks.wait_for(0, "is there", timeout=PATIENCE)
         ranks.send(2, "go")
-        outcomes = ranks.join(120.0)
-        (reference,) = alone.join(120.0)
+        outcomes = ranks.join(PATIENCE)
+        (reference,) = alone.join(PATIENCE)
     everyone = [*outcomes, reference]
     assert all(outcome.ok for outcome in everyone), describe_all(everyone)
     expected, losses = reference.value
