@@ -98,10 +98,10 @@ def test_branches_of_one_shuffle(library, kind, at):
         (reference,) = alone.join(PATIENCE)
     everyone = [*outcomes, reference]
     assert all(outcome.ok for outcome in everyone), describe_all(everyone)
-    expected, losses = reference.value
+    expected, losses = reference.result
     for outcome in outcomes:
-        weights, own_losses, size = outcome.value
+        weights, own_losses, size = outcome.result
         assert size == 3
         np.testing.assert_allclose(weights, expected, rtol=1e-5)
         np.testing.assert_allclose(own_losses, losses[-len(own_losses) :], rtol=1e-5)
-    assert len(outcomes[2].value[1]) < EPOCHS
+    assert len(outcomes[2].result[1]) < EPOCHS

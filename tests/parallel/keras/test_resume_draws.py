@@ -6,6 +6,7 @@ own, as a new process has.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import keras
@@ -17,6 +18,7 @@ from ranks import on_ranks
 from resuming import Follow, Interrupted
 
 import tfdist
+from tfdist.keras.drawing import drawn, go_to
 
 ROWS, BATCH, EPOCHS = 40, 4, 3
 
@@ -243,3 +245,86 @@ def test_earlier_work_is_left_out(ctx, tmp_path, kind):
             return _model()
 
     _assert_goes_on(make, INPUTS[kind], tmp_path / "backup", (1, 4), _earlier_work)
+
+
+def _of_arrays():
+    x = np.arange(ROWS, dtype="float32")[:, None]
+    return {"x": x, "y": x, "batch_size": BATCH}
+
+
+def _of_py_datasets():
+    return {"x": _Batches(), "validation_data": _Batches(), "validation_steps": 3}
+
+
+LEFT_OUT = {
+    "arrays": _of_arrays,
+    "py_datasets": _of_py_datasets,
+    "branches": _branches,
+    "endless": INPUTS["endless"],
+    "cached": lambda: _branches(_rows().cache().shuffle(ROWS, seed=5)),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+@on_ranks(1)
+def test_a_call_is_left_out(ctx, kind):
+    """The next `fit` reads what it would have read after `fit`, `evaluate` and `predict`."""
+    keras.utils.set_random_seed(0)
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = _model()
+    data = LEFT_OUT[kind]()
+    given = [data["x"], data.get("validation_data")]
+    _fit(model, data)
+    if given[1] is not None:
+        model.evaluate(given[1], verbose=0, steps=1)
+        model.predict(given[1], verbose=0, steps=1)
+    counts = drawn(given)
+    model.noted.clear()
+    _fit(model, data)
+    expected = list(model.noted)
+
+    data = LEFT_OUT[kind]()
+    assert go_to([data["x"], data.get("validation_data")], counts) == []
+    model.noted.clear()
+    _fit(model, data)
+    assert model.noted == expected
+
+
+@on_ranks(1)
+def test_a_call_that_cannot_be_left_out(ctx):
+    tfdist.MultiWorkerMirroredStrategy()
+    batches = (np.ones((BATCH, 1)) for _ in range(3))
+    (reason,) = go_to([batches, None], drawn([batches, None]))
+    assert reason == "a Python generator, which was read there, cannot be read on here"
+    (reason,) = go_to([_branches()["x"], None], [])
+    assert reason == "its data has 1 parts that draw orders, and had 0"
+    data = _Batches()
+    data.tfdist_calls = {"on_epoch_end": 3}
+    (reason,) = go_to([data], [2])
+    assert reason == "on_epoch_end of its _Batches was called 3 times, and had been 2"
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (lambda: _rows().shuffle(ROWS, seed=5).cache(), "cache comes after shuffle"),
+        (lambda: _rows().shuffle(ROWS, seed=5), "draw orders of one shuffle in turns"),
+    ],
+    ids=["cached", "repeated_beside_a_validation"],
+)
+@on_ranks(1)
+def test_what_cannot_be_positioned_is_named(ctx, tmp_path, rows, reason):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    messages = _messages()
+    for callback in (Follow((2, 3)), Follow()):
+        data = _branches(rows())
+        if "turns" in reason:
+            data["x"], data["steps_per_epoch"] = data["x"].repeat(), 6
+        with strategy.scope():
+            model = _model()
+        backup = BackupAndRestore(str(tmp_path / "backup"), save_freq=3)
+        with pytest.raises(Interrupted) if callback._at else contextlib.nullcontext():
+            _fit(model, data, backup, callback)
+    (message,) = messages
+    assert "its data cannot be positioned exactly" in message and reason in message
