@@ -238,9 +238,15 @@ class Openings:
                 f"{len(target.draws)}"
             )
             target = dataclasses.replace(target, draws=None)
+        are_known = target.draws is not None
+        if not are_known and self._own_generators() and target.opening > self.opening:
+            # What the openings before it draw is drawn now, so that others can be told.
+            self.source.begin_at(self.opening, target.opening, 0, target.openings_read)
+            self.opening = target.opening - 1
+            target = dataclasses.replace(target, draws=self.drawn())
         self._next = target
-        reasons += self.source.unknown_order(target.opening, target.draws is not None)
-        if target.draws is not None:
+        reasons += self.source.unknown_order(target.opening, are_known)
+        if are_known:
             reasons += self._wrong_draws(target)
         elif target.opening > 1 and any(each in self.others for each in self._own_generators()):
             reasons.append("the validation data has drawn orders of its shuffle, too")

@@ -231,7 +231,7 @@ def test_inputs(ctx, tmp_path, kind, at):
 def _earlier_work(model, data):
     _fit(model, data)
     model.evaluate(data["validation_data"], verbose=0, steps=1)
-    model.predict(data["x"].map(lambda x, y: x), verbose=0)
+    model.predict(data["x"].map(lambda x, y: x), verbose=0, steps=3)
 
 
 @pytest.mark.parametrize("kind", ["branches", "a_shuffle_of_its_own", "endless"])
@@ -305,16 +305,19 @@ def test_a_call_that_cannot_be_left_out(ctx):
     assert reason == "on_epoch_end of its _Batches was called 3 times, and had been 2"
 
 
-@pytest.mark.parametrize(
-    ("rows", "reason"),
-    [
-        (lambda: _rows().shuffle(ROWS, seed=5).cache(), "cache comes after shuffle"),
-        (lambda: _rows().shuffle(ROWS, seed=5), "draw orders of one shuffle in turns"),
-    ],
-    ids=["cached", "repeated_beside_a_validation"],
-)
+NAMED = {
+    "cached": (lambda: _rows().shuffle(ROWS, seed=5).cache(), "cache comes after shuffle"),
+    "repeated_beside_a_validation": (
+        lambda: _rows().shuffle(ROWS, seed=5),
+        "draw orders of one shuffle in turns",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
 @on_ranks(1)
-def test_what_cannot_be_positioned_is_named(ctx, tmp_path, rows, reason):
+def test_what_cannot_be_positioned_is_named(ctx, tmp_path, kind):
+    rows, reason = NAMED[kind]
     strategy = tfdist.MultiWorkerMirroredStrategy()
     messages = _messages()
     for callback in (Follow((2, 3)), Follow()):
