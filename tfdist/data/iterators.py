@@ -23,7 +23,7 @@ from tensorflow.python.distribute.input_lib import (
 )
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from tfdist.data.openings import Openings, source_of, splits_batches
+from tfdist.data.openings import Openings, Target, source_of, splits_batches
 from tfdist.data.position import InputPosition
 
 _log = logging.getLogger("tfdist")
@@ -128,6 +128,7 @@ class PositionedIterator(DistributedIterator, tf.train.experimental.PythonState)
         self._counter = counter
         if openings is not None:
             self._opening = openings.opening
+            self._draws = openings.draws
             with tf.device("/device:CPU:0"):
                 # A tf.Variable would be the strategy's.
                 self._count = ResourceVariable(openings.batches, dtype=tf.int64, trainable=False)
@@ -151,8 +152,13 @@ class PositionedIterator(DistributedIterator, tf.train.experimental.PythonState)
 
     def serialize(self) -> str:
         """The number of the next batch; `tf.train.Checkpoint` calls this."""
+        assert self._openings is not None
         return InputPosition(
-            opening=self._opening, batches=int(self._count), workers=_workers(self._strategy)
+            opening=self._opening,
+            batches=int(self._count),
+            workers=_workers(self._strategy),
+            draws=self._draws,
+            draws_now=self._openings.drawn(),
         ).to_json()
 
     def deserialize(self, string_value: bytes) -> None:
@@ -160,17 +166,23 @@ class PositionedIterator(DistributedIterator, tf.train.experimental.PythonState)
         position = InputPosition.from_json(tf.compat.as_str(string_value))
         openings, workers = self._openings, _workers(self._strategy)
         assert openings is not None
-        further = position.batches - int(self._count)
-        if position.opening == self._opening and further >= 0 and openings.source.draws_orders:
-            # This iterator has drawn the order; another one would draw the next.
-            reasons = openings.source.unknown_order(position.opening)
-            for _ in range(further):
-                self.get_next()
-        else:
-            reasons = openings.go_to(position.opening, position.batches, position.opening - 1)
-            self._iterators = iter(openings)._iterators
-            self._opening = position.opening
-            self._count.assign(position.batches)
+        draws = position.draws
+        if draws is None and position.opening == self._opening:
+            # Of an older file; this iterator may have drawn the order.
+            draws = self._draws
+        reasons = openings.go_to(
+            Target(
+                position.opening,
+                position.batches,
+                position.opening - 1,
+                draws,
+                position.draws_now,
+            )
+        )
+        self._iterators = iter(openings)._iterators
+        self._opening = position.opening
+        self._draws = openings.draws
+        self._count.assign(position.batches)
         if position.workers != workers and not openings.splits_batches:
             reasons.append(f"there were {position.workers} workers, which shared its files")
         if reasons:

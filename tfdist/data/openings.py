@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -14,6 +15,7 @@ from tensorflow.python.distribute.input_lib import (
     DistributedDatasetsFromFunction,
 )
 
+from tfdist.data.draws import Drawing, generators, generators_of_opening
 from tfdist.data.order import (
     opens_at_first_element,
     reads_files,
@@ -47,12 +49,17 @@ class Source(Protocol):
           beginning now has just these.
         """
 
-    def unknown_order(self, opening: int) -> list[str]:
-        """Why the rows of an opening have another order in another process; none if not."""
+    def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
+        """Why the rows of an opening have another order in another process; none if not.
+
+        Args:
+          opening: its number, from 1.
+          draws_are_known: whether it is known what the shuffles had drawn before.
+        """
 
     @property
-    def draws_orders(self) -> bool:
-        """Whether each opening draws an order that no later one can have."""
+    def datasets(self) -> Sequence[tf.data.Dataset]:
+        """Those whose shuffles draw an order for each opening, if any."""
 
 
 class DatasetSource:
@@ -76,14 +83,14 @@ class DatasetSource:
                 next(iterator, None)
         return self._dataset.skip(batches) if batches else None
 
-    def unknown_order(self, opening: int) -> list[str]:
+    def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
         """See `Source`."""
-        return unknown_order(self._dataset, opening)
+        return unknown_order(self._dataset, opening, draws_are_known)
 
     @property
-    def draws_orders(self) -> bool:
+    def datasets(self) -> list[tf.data.Dataset]:
         """See `Source`."""
-        return reshuffles(self._dataset)
+        return [self._dataset]
 
     def restore(self, position: InputPosition) -> list[str]:
         """Returns why a shuffle has another order than before the position."""
@@ -111,25 +118,25 @@ class DistributedSource:
                     next(iterator, None)
         return None
 
-    def unknown_order(self, opening: int) -> list[str]:
+    def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
         """See `Source`."""
-        return [r for d in _components(self._distributed) for r in unknown_order(d, opening)]
+        return [r for d in self.datasets for r in unknown_order(d, opening, draws_are_known)]
 
     @property
-    def draws_orders(self) -> bool:
+    def datasets(self) -> list[tf.data.Dataset]:
         """See `Source`."""
-        return any(map(reshuffles, _components(self._distributed)))
+        return [d for d in _components(self._distributed) if isinstance(d, tf.data.Dataset)]
 
 
 class TaskSource:
     """Data tasks: the job's queue knows which records are left; see `tfdist.tasks`."""
 
-    draws_orders = False
+    datasets: Sequence[tf.data.Dataset] = ()
 
     def begin_at(self, opened: int, opening: int, batches: int, read: int) -> None:
         """See `Source`; the queue leaves out what has been trained."""
 
-    def unknown_order(self, opening: int) -> list[str]:
+    def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
         """See `Source`."""
         return []
 
@@ -148,6 +155,26 @@ def source_of(dataset: Any, distributed: Any) -> Source:
     return DistributedSource(distributed)
 
 
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Which iterator is made next.
+
+    Args:
+      opening: its number, from 1.
+      batches: how many of its batches to leave out.
+      openings_read: of how many openings before it batches were read.
+      draws: how many orders the shuffles had drawn before it, as `Openings.drawn` lists them;
+        `None` if that is unknown.
+      draws_now: the same when the batches have been left out.
+    """
+
+    opening: int
+    batches: int = 0
+    openings_read: int = 0
+    draws: list[int] | None = None
+    draws_now: list[int] | None = None
+
+
 class Openings:
     """An iterable that knows which of its iterators this is, and can begin at a batch.
 
@@ -162,6 +189,8 @@ class Openings:
       opening: how often the data was opened, from 1 once it was.
       batches: how many batches of this opening were read; the reader counts them.
       openings_read: of how many earlier openings batches were read.
+      draws: how many orders the shuffles had drawn before this opening; see `drawn`.
+      others: what draws the orders of data that is read in between, such as validation data.
       distributed: what this worker reads, from the beginning.
     """
 
@@ -176,57 +205,130 @@ class Openings:
         self.opening = 0
         self.batches = 0
         self.openings_read = 0
+        self.draws: list[int] = []
+        self.others: Sequence[Drawing] = ()
         self._distribute = distribute
         self.distributed = distributed
         self._splits_batches = splits_batches
-        self._next: tuple[int, int, int] | None = None
+        self._next: Target | None = None
 
     @functools.cached_property
     def splits_batches(self) -> bool:
         """Whether a position holds for all workers together, and for another number of them."""
         return isinstance(self.source, TaskSource) or self._splits_batches()
 
-    def go_to(self, opening: int, batches: int, openings_read: int) -> list[str]:
+    def drawn(self) -> list[int]:
+        """How many orders each shuffle of the data, and then of other data, has drawn."""
+        return [generator.draws for generator in self._generators()]
+
+    def go_to(self, target: Target) -> list[str]:
         """Makes the next iterator begin at a position.
 
         Args:
-          opening: its number.
-          batches: how many of its batches to leave out.
-          openings_read: of how many openings before it batches were read.
+          target: the position.
 
         Returns:
           Why other rows will follow than in the process whose position it is; none if not.
         """
-        self._next = opening, batches, openings_read
-        reasons = self.source.unknown_order(opening)
-        if opening <= self.opening and self.source.draws_orders:
+        reasons = []
+        count = len(self._generators())
+        if target.draws is not None and len(target.draws) != count:
             reasons.append(
-                f"shuffle has drawn its order number {self.opening} in this process, and cannot "
-                f"go back to number {opening}"
+                f"its data has {count} shuffles that draw an order for each iterator, and had "
+                f"{len(target.draws)}"
+            )
+            target = dataclasses.replace(target, draws=None)
+        are_known = target.draws is not None
+        if not are_known and self._own_generators() and target.opening > self.opening:
+            # What the openings before it draw is drawn now, so that others can be told.
+            self.source.begin_at(self.opening, target.opening, 0, target.openings_read)
+            self.opening = target.opening - 1
+            target = dataclasses.replace(target, draws=self.drawn())
+        self._next = target
+        reasons += self.source.unknown_order(target.opening, are_known)
+        if are_known:
+            reasons += self._wrong_draws(target)
+        elif target.opening > 1 and any(each in self.others for each in self._own_generators()):
+            reasons.append("the validation data has drawn orders of its shuffle, too")
+        elif target.opening <= self.opening and any(map(reshuffles, self.source.datasets)):
+            reasons.append(
+                f"shuffle has drawn its order number {self.opening} in this process, and it is "
+                f"not known what it had drawn before number {target.opening}"
             )
         return reasons
 
     def prepare(self) -> None:
         """Says that an epoch begins: data that reads ahead of its iterator does so from now on."""
         if getattr(self.source, "reads_ahead", False):
-            opening, batches, read = self.next_opening
-            self.source.begin_at(self.opening, opening, self._of_all(batches), read)
+            next_one = self.next_opening
+            self.source.begin_at(
+                self.opening,
+                next_one.opening,
+                self._of_all(next_one.batches),
+                next_one.openings_read,
+            )
 
     def __iter__(self) -> Any:
-        opening, batches, read = self.next_opening
-        self._next = None
-        of_all = self._of_all(batches)
-        rest = self.source.begin_at(self.opening, opening, of_all, read)
+        target, self._next = self.next_opening, None
+        of_all = self._of_all(target.batches)
+        opened = self.opening
+        if target.draws is not None:
+            # Nothing is left to be drawn by opening the data.
+            opened = target.opening - 1
+            for generator, draws in zip(self._generators(), target.draws, strict=True):
+                generator.go_to(draws)
+        rest = self.source.begin_at(opened, target.opening, of_all, target.openings_read)
         data = self.distributed if rest is None else self._distribute(rest)
-        if batches > of_all:
-            data = _skip_own(data, batches)
-        self.opening, self.batches, self.openings_read = opening, batches, read
-        return iter(data)
+        if target.batches > of_all:
+            data = _skip_own(data, target.batches)
+        self.opening, self.batches = target.opening, target.batches
+        self.openings_read = target.openings_read
+        self.draws = self.drawn()
+        iterator = iter(data)
+        if target.draws_now is not None:
+            later = self._drawn_later()
+            for generator, draws in zip(self._generators(), target.draws_now, strict=True):
+                if generator not in later:
+                    generator.go_to(draws)
+        return iterator
 
     @property
-    def next_opening(self) -> tuple[int, int, int]:
-        """The next iterator's number, batches to leave out, and earlier openings that were read."""
-        return self._next or (self.opening + 1, 0, self.openings_read + bool(self.batches))
+    def present(self) -> Target:
+        """This iterator, and the batches of it that were read."""
+        return Target(self.opening, self.batches, self.openings_read, self.draws)
+
+    @property
+    def next_opening(self) -> Target:
+        """The next iterator."""
+        return self._next or Target(self.opening + 1, 0, self.openings_read + bool(self.batches))
+
+    def _generators(self) -> list[Drawing]:
+        own = self._own_generators()
+        return [*own, *(other for other in self.others if other not in own)]
+
+    def _own_generators(self) -> list[Drawing]:
+        return list(generators(self.source.datasets))
+
+    def _drawn_later(self) -> list[Drawing]:
+        """What draws an order when the data is read, not as soon as it is opened."""
+        datasets = self.source.datasets
+        at_once = [each for dataset in datasets for each in generators_of_opening(dataset)]
+        return [each for each in generators(datasets) if each not in at_once]
+
+    def _wrong_draws(self, target: Target) -> list[str]:
+        """Why what is drawn for a position is not what was drawn there."""
+        assert target.draws is not None
+        own, now = self._generators(), target.draws_now or target.draws
+        found = [each.why_not(draws) for each, draws in zip(own, now, strict=True)]
+        reasons = [reason for reason in found if reason is not None]
+        later = self._drawn_later()
+        # Batches that are left out draw orders one after the other.
+        if any(
+            each in later and each in self.others and draws_now > draws + 1
+            for each, draws, draws_now in zip(own, target.draws, now, strict=True)
+        ):
+            reasons.append("the data and the validation data draw orders of one shuffle in turns")
+        return reasons
 
     def _of_all(self, batches: int) -> int:
         """How many of some batches are to be left out before workers share the data."""

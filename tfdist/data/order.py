@@ -15,6 +15,8 @@ _OPENS_LATER = {
     "CacheDataset": "cache",
     "_SnapshotDataset": "snapshot",
 }
+# Of these, what gives later iterators the order of an earlier one.
+_KEEPS_ELEMENTS = ("cache", "snapshot")
 _READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "CsvDataset")
 # Ops in the functions of datasets.
 _READER_OPS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "CSVDataset")
@@ -28,17 +30,20 @@ _NOISE_OPS = (
 )
 
 
-def unknown_order(dataset: tf.data.Dataset, opening: int) -> list[str]:
+def unknown_order(
+    dataset: tf.data.Dataset, opening: int, draws_are_known: bool = False
+) -> list[str]:
     """Why rows have another order when the program is started again.
 
     Args:
       dataset: the dataset.
       opening: the number of the opening whose order is wanted, from 1.
+      draws_are_known: whether it is known how many orders its shuffles had drawn before.
 
     Returns:
       Reasons in plain words; none if the order is the same, as far as the dataset tells.
     """
-    return list(dict.fromkeys(reason for reason, _ in _reasons(dataset, opening)))
+    return list(dict.fromkeys(reason for reason, _ in _reasons(dataset, opening, draws_are_known)))
 
 
 def order_of_each_process(dataset: tf.data.Dataset) -> list[str]:
@@ -52,11 +57,13 @@ def order_of_each_process(dataset: tf.data.Dataset) -> list[str]:
     Returns:
       Reasons in plain words; none if the order is the same, as far as the dataset tells.
     """
-    found = (reason for reason, is_of_rows in _reasons(dataset, 1) if is_of_rows)
+    found = (reason for reason, is_of_rows in _reasons(dataset, 1, False) if is_of_rows)
     return list(dict.fromkeys(found))
 
 
-def _reasons(dataset: tf.data.Dataset, opening: int) -> Iterator[tuple[str, bool]]:
+def _reasons(
+    dataset: tf.data.Dataset, opening: int, draws_are_known: bool
+) -> Iterator[tuple[str, bool]]:
     """Why an order is unknown, each with whether it surely differs between processes."""
     if dataset.options().deterministic is False:
         yield "options().deterministic is False, so elements overtake each other", True
@@ -65,7 +72,11 @@ def _reasons(dataset: tf.data.Dataset, opening: int) -> Iterator[tuple[str, bool
         if kind == "_ShuffleDataset":
             if _is_unseeded(node):
                 yield "shuffle has no seed", True
-            elif node._reshuffle_each_iteration and later and opening > 1:
+            elif (
+                node._reshuffle_each_iteration
+                and (later in _KEEPS_ELEMENTS if draws_are_known else later)
+                and opening > 1
+            ):
                 yield f"{later} comes after shuffle in a dataset that is opened again", False
         elif kind == "_RandomDataset" and _is_unseeded(node):
             yield "elements are chosen at random, as by sample_from_datasets, with no seed", True
@@ -87,10 +98,26 @@ def shuffles(dataset: tf.data.Dataset) -> bool:
 
 def reshuffles(dataset: tf.data.Dataset) -> bool:
     """Whether a dataset has another order each time that it is opened."""
-    return any(
-        getattr(node, "_reshuffle_each_iteration", False) or getattr(node, "_rerandomize", False)
-        for node, _ in _nodes(dataset)
-    )
+    return any(_reshuffles(node) for node, _ in _nodes(dataset))
+
+
+def reshuffling_parts(dataset: Any, at_once: bool = True) -> Iterator[tuple[Any, bool]]:
+    """The parts of a dataset that draw another order each time that they are opened.
+
+    Args:
+      dataset: the dataset.
+      at_once: whether it is opened when an iterator is made, and only then.
+
+    Returns:
+      Each part, as often as it is read, and whether it draws its order when an iterator of the
+      dataset is made, and only then.
+    """
+    if _reshuffles(dataset):
+        yield dataset, at_once
+    kind = type(dataset).__name__
+    for index, below in enumerate(dataset._inputs()):
+        is_opened_later = kind == "_ShuffleDataset" or _opener(dataset, index)
+        yield from reshuffling_parts(below, at_once and not is_opened_later)
 
 
 def opens_at_first_element(dataset: tf.data.Dataset) -> bool:
@@ -115,11 +142,21 @@ def reads_files(dataset: tf.data.Dataset) -> bool:
 def _nodes(dataset: Any, later: str = "") -> Iterator[tuple[Any, str]]:
     """All datasets of a pipeline, each with the one after it, if any, that opens it later."""
     yield dataset, later
-    kind = type(dataset).__name__
     for index, below in enumerate(dataset._inputs()):
-        is_opened_at_once = kind == "_ConcatenateDataset" and index == 0
-        opener = "" if is_opened_at_once else _OPENS_LATER.get(kind, "")
-        yield from _nodes(below, later or opener)
+        yield from _nodes(below, later or _opener(dataset, index))
+
+
+def _opener(dataset: Any, index: int) -> str:
+    """What a dataset is, if it opens its input number `index` later than itself; else nothing."""
+    kind = type(dataset).__name__
+    is_opened_at_once = kind == "_ConcatenateDataset" and index == 0
+    return "" if is_opened_at_once else _OPENS_LATER.get(kind, "")
+
+
+def _reshuffles(node: Any) -> bool:
+    return bool(
+        getattr(node, "_reshuffle_each_iteration", False) or getattr(node, "_rerandomize", False)
+    )
 
 
 def _is_unseeded(node: Any) -> bool:

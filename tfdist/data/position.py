@@ -25,6 +25,10 @@ class InputPosition:
         there is none.
       seed_is_drawn: the seed was drawn at random, because the user had set none.
       workers: the number of workers at that time.
+      draws: how many orders each shuffle that draws one for each opening had drawn before this
+        opening, in the life of its process: those of the training data, and then of the validation
+        data. `None` if that is unknown.
+      draws_now: how many they have drawn now, if this opening has begun.
     """
 
     epoch: int = 0
@@ -36,6 +40,8 @@ class InputPosition:
     seed: int | None = None
     seed_is_drawn: bool = False
     workers: int = 1
+    draws: list[int] | None = None
+    draws_now: list[int] | None = None
 
     def to_json(self) -> str:
         """The position as JSON, for files."""

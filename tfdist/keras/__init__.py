@@ -15,6 +15,7 @@
 | `on_rank_zero.py` | `tfdist.callbacks.OnRankZero` |
 | `searches.py`, `project_files.py` | KerasTuner's searches and their files |
 | `after_import.py` | what is to be done when a package is imported |
+| `drawing.py` | how often the data of a model has drawn orders |
 | `elastic_steps.py`, `elastic_state.py` | steps of an elastic job, and what a newcomer receives |
 
 Nothing is changed by an import. Making one of our strategies installs what strategies need;
@@ -52,6 +53,7 @@ FOR_STRATEGIES = (
     f"{_REPAIRS}.callbacks",
     f"{_ELASTIC}.functions",
     f"{_HOOKS}.shuffling",
+    f"{_HOOKS}.epoch_calls",
     f"{_HOOKS}.positions",
     f"{_HOOKS}.row_weights",
     f"{_HOOKS}.server_optimizers",

@@ -67,12 +67,16 @@ class LeftOut(Exception):
     Attributes:
       history: the logs of its epochs, by name.
       epochs: the numbers of its epochs.
+      draws: what has drawn orders in its data, and how often; see `drawing`.
     """
 
-    def __init__(self, history: dict[str, list[float]], epochs: list[int]) -> None:
+    def __init__(
+        self, history: dict[str, list[float]], epochs: list[int], draws: list[int]
+    ) -> None:
         super().__init__()
         self.history = history
         self.epochs = epochs
+        self.draws = draws
 
 
 class ElasticFit:
@@ -185,24 +189,28 @@ class ElasticFit:
             if record is not None:
                 raise LeftOut(*self._leave_out(record))
 
-    def record(self, history: dict[str, list[float]], epochs: Sequence[int]) -> Record:
+    def record(
+        self, history: dict[str, list[float]], epochs: Sequence[int], draws: Sequence[int]
+    ) -> Record:
         """Keeps what this `fit` has left, for processes that leave it out.
 
         Args:
           history: the logs of its epochs, by name.
           epochs: the numbers of its epochs.
+          draws: what has drawn orders in its data, and how often; see `drawing`.
         """
         values = {
             "history": {name: list(map(float, logs)) for name, logs in history.items()},
             "epochs": list(map(int, epochs)),
+            "draws": list(map(int, draws)),
             "state": np.frombuffer(self.describe(), np.uint8),
         }
         return kept_record(
             self._job.records, "fit", self._description, values, self._handles, self._job.calls
         )
 
-    def _leave_out(self, record: Record) -> tuple[dict[str, list[float]], list[int]]:
-        """Takes what another process's `record` has kept; returns its history and its epochs."""
+    def _leave_out(self, record: Record) -> tuple[dict[str, list[float]], list[int], list[int]]:
+        """Takes what another process's `record` has kept; returns what `LeftOut` has."""
         job = self._job
         check_subject(job, record, "fit", self._description)
         if len(record.values) != len(self._handles):
@@ -213,7 +221,7 @@ class ElasticFit:
         values = restored(job.records, record, self._handles)
         self._take(self._received_from(values["state"].tobytes())[1])
         job.calls.end(record)
-        return values["history"], values["epochs"]
+        return values["history"], values["epochs"], values["draws"]
 
     def _restore_backup(self) -> None:
         """Lets `BackupAndRestore` do once, on rank 0, what it does when `fit` begins."""

@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
-from tfdist.data.openings import Openings
+from tfdist.data.draws import Drawing
+from tfdist.data.openings import Openings, Target
 from tfdist.data.position import InputPosition
 from tfdist.data.rows import rows_of
 from tfdist.errors import TfdistError
@@ -42,6 +43,7 @@ class Training:
 
     Args:
       model: the model.
+      others: what draws the orders of the data that is read in between, for validation.
 
     Attributes:
       epoch: the current epoch, from 0.
@@ -50,8 +52,9 @@ class Training:
       checkpoints_of_all: whether all workers have as many `ModelCheckpoint`s.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, others: Sequence[Drawing] = ()) -> None:
         self.model = model
+        self._others = others
         self.epoch = 0
         self.batch = 0
         self.resumed: TrainingState | None = None
@@ -72,6 +75,7 @@ class Training:
     def read(self, iterator: Any, openings: Openings) -> None:
         """Says which data is trained on; Keras's iterator and the data that it opens."""
         self._iterator, self._openings = iterator, openings
+        openings.others = self._others
 
     @property
     def dataset(self) -> Any:
@@ -150,21 +154,25 @@ class Training:
 
     def _position(self) -> InputPosition:
         assert self._openings is not None and self._iterator is not None
-        opening, batches = self._openings.opening, self._openings.batches
-        read = self._openings.openings_read
-        if not self.batch and self._opens_for_epoch:
-            opening, batches, read = self._openings.next_opening
+        at, drawn = self._openings.present, self._openings.drawn()
+        if self.batch or not self._opens_for_epoch:
+            at = dataclasses.replace(at, draws_now=drawn)
+        else:
+            at = self._openings.next_opening
+            at = at if at.draws is not None else dataclasses.replace(at, draws=drawn)
         seed = getattr(self._openings.source, "seed", None)
         return InputPosition(
             epoch=self.epoch,
             batch=self.batch,
-            opening=opening,
-            batches=batches,
-            openings_read=read,
+            opening=at.opening,
+            batches=at.batches,
+            openings_read=at.openings_read,
             epochs_ended=self._epochs_ended,
             seed=None if seed is None else seed.value,
             seed_is_drawn=seed is not None and seed.is_drawn,
             workers=exchange.workers_of(self.model),
+            draws=at.draws,
+            draws_now=at.draws_now,
         )
 
     def go_on_from(self, state: TrainingState, *, beside_others: bool = False) -> None:
@@ -188,7 +196,15 @@ class Training:
                 "fit: expected the order of batches that the other members have, but "
                 f"{'; '.join(reasons)} in this process"
             )
-        reasons += self._openings.go_to(position.opening, position.batches, position.openings_read)
+        reasons += self._openings.go_to(
+            Target(
+                position.opening,
+                position.batches,
+                position.openings_read,
+                position.draws,
+                position.draws_now,
+            )
+        )
         own = exchange.workers_of(self.model)
         if position.workers != own and not self._openings.splits_batches:
             reasons.append(
@@ -216,8 +232,6 @@ class Training:
             return None
         if self._yields_once:
             return "its Python generator cannot go back"
-        if source.draws_orders:
-            return "a shuffle of its dataset, which has drawn an order, cannot go back"
         if getattr(source, "remembers_epochs", False):
             return "its PyDataset was told of the ends of epochs"
         return None

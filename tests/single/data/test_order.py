@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data.openings import DatasetSource, Openings
+from tfdist.data.openings import DatasetSource, Openings, Target
 from tfdist.data.order import reads_files, reshuffles, unknown_order
 from tfdist.data.position import InputPosition
 
@@ -86,7 +86,7 @@ def test_a_known_order_is_the_same_in_another_process(name):
         whole.batches = len(epochs[-1])
     for opening, batches in ((1, 0), (1, 3), (3, 0), (3, 4)):
         fresh = _openings(KNOWN[name]())
-        assert fresh.go_to(opening, batches, opening - 1) == []
+        assert fresh.go_to(Target(opening, batches, opening - 1)) == []
         assert _batches(fresh) == epochs[opening - 1][batches:]
         fresh.batches = len(epochs[0])
         if opening < 3:  # and the next epoch is the next one
@@ -112,7 +112,7 @@ def test_openings_that_were_not_read():
     expected = _batches(whole)
     assert (whole.opening, whole.openings_read) == (3, 1)
     fresh = _openings(make())
-    fresh.go_to(3, 2, 1)
+    fresh.go_to(Target(3, 2, 1))
     assert _batches(fresh) == expected[2:]
 
 
@@ -120,20 +120,20 @@ def test_an_endless_dataset_that_is_opened_once_is_known():
     endless = _range().shuffle(9, seed=1).repeat().batch(4)
     assert unknown_order(endless, 1) == []
     fresh = _openings(_range().shuffle(9, seed=1).repeat().batch(4))
-    assert fresh.go_to(1, 25, 0) == []
+    assert fresh.go_to(Target(1, 25, 0)) == []
     assert _batches([next(iter(fresh))]) == _batches(endless.skip(25).take(1))
 
 
 def test_an_order_that_was_drawn_is_not_drawn_again():
     openings = _openings(_range().shuffle(9, seed=1))
     _batches(openings)
-    (reason,) = openings.go_to(1, 3, 0)
-    assert "cannot go back to number 1" in reason
+    (reason,) = openings.go_to(Target(1, 3, 0))
+    assert "not known what it had drawn before number 1" in reason
     (reason,) = openings.source.restore(InputPosition(seed=5))
     assert reason == "the seed of keras.utils.set_random_seed was 5 and is none"
     in_order = _openings(_range())
     _batches(in_order)
-    assert in_order.go_to(1, 3, 0) == []
+    assert in_order.go_to(Target(1, 3, 0)) == []
     assert _batches(in_order)[0] == [3]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochItera
 from tfdist.data.iterators import plain
 from tfdist.data.openings import Openings, source_of
 from tfdist.keras import backups, exchange, training
+from tfdist.keras.drawing import drawing
 from tfdist.keras.noted_saves import NotedSaves
 from tfdist.keras.registry import hooks
 from tfdist.keras.state_file import CompletingSaver, is_of_later_term, read_state, unpacked
@@ -23,8 +25,17 @@ from tfdist.keras.workers import rank_of, trains_on_servers
 @hooks(TensorFlowTrainer, "fit")
 def follow_position(original, self, *args, **kwargs):
     """`fit` knows its epoch, and the next batch of its data."""
-    with training.training(Training(self)):
+    validation = argument(original, "validation_data", self, *args, **kwargs)
+    with training.training(Training(self, drawing([validation]))):
         return original(self, *args, **kwargs)
+
+
+def argument(function: Callable, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Returns an argument of a call of a function; `None` if the call has none of that name."""
+    try:
+        return inspect.signature(function).bind(*args, **kwargs).arguments.get(name)
+    except TypeError:  # the call will say so
+        return None
 
 
 @hooks(TFEpochIterator, "__init__")

@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -23,6 +23,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tfdist import ops
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import Seed, restored, users_seed
+from tfdist.keras.drawing import note_call
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of, trains_on_servers
 
@@ -119,7 +120,7 @@ class ArraySource:
       seed: decides the order; `None` if arrays are not shuffled.
     """
 
-    draws_orders = False
+    datasets: Sequence[tf.data.Dataset] = ()
 
     def __init__(self, seed: Seed | None) -> None:
         self.seed = seed
@@ -135,7 +136,7 @@ class ArraySource:
         self._opening.assign(opening)
         self._first.assign(batches)
 
-    def unknown_order(self, opening: int) -> list[str]:
+    def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
         """See `tfdist.data.openings.Source`."""
         return []
 
@@ -192,7 +193,7 @@ class PyDatasetSource:
       spans_epochs: whether an opening lasts for several epochs.
     """
 
-    draws_orders = False
+    datasets: Sequence[tf.data.Dataset] = ()
     spans_epochs = False
 
     def __init__(self, data: Any, seed: Seed | None) -> None:
@@ -212,7 +213,7 @@ class PyDatasetSource:
             random.Random(f"{self.seed.value}/{opening}").shuffle(order)
         self._order = order
 
-    def unknown_order(self, opening: int) -> list[str]:
+    def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
         """See `tfdist.data.openings.Source`."""
         if self.reads_ahead and (self.spans_epochs or self._data.num_batches is None):
             return ["a PyDataset with workers > 1 reads ahead of the end of an epoch"]
@@ -222,8 +223,9 @@ class PyDatasetSource:
         """Takes the seed of a position, and tells the `PyDataset` of the epochs before it."""
         self.seed, reasons = restored(self.seed, position)
         for _ in range(position.epochs_ended):
-            self._data.on_epoch_begin()
-            self._data.on_epoch_end()
+            for name in ("on_epoch_begin", "on_epoch_end"):
+                getattr(self._data, name)()
+                note_call(self._data, name)
         return reasons
 
     @property

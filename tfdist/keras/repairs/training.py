@@ -15,6 +15,7 @@ from tensorflow.python.distribute.distribute_utils import regroup
 from tensorflow.python.distribute.values import PerReplicaSpec
 from tensorflow.python.framework.none_tensor import NoneTensorSpec
 
+from tfdist.data import draws
 from tfdist.keras.models import is_variable, tf_variable
 from tfdist.keras.registry import repairs
 from tfdist.keras.workers import communicator_of, has_copies, is_ours, replica_with_copies
@@ -64,16 +65,18 @@ def _shapes_of_replica(model, epoch_iterator):
         ranks_known and (is_built or all(None not in shape[1:].as_list() for shape in shapes))
     ):
         return specs
-    # One or two numbers precede the iterator, depending on the release of Keras.
-    for *_, iterator in epoch_iterator:
-        return tree.map_structure(
-            lambda value: (
-                strategy.experimental_local_results(value)[0]
-                if isinstance(value, tf.distribute.DistributedValues)
-                else value
-            ),
-            next(iterator),
-        )
+    # Without a strategy Keras opens the data once less.
+    with draws.unchanged(getattr(epoch_iterator.data_adapter, "_dataset", None)):
+        # One or two numbers precede the iterator, depending on the release of Keras.
+        for *_, iterator in epoch_iterator:
+            return tree.map_structure(
+                lambda value: (
+                    strategy.experimental_local_results(value)[0]
+                    if isinstance(value, tf.distribute.DistributedValues)
+                    else value
+                ),
+                next(iterator),
+            )
     return None
 
 

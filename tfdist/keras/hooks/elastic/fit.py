@@ -7,8 +7,9 @@ have done all steps.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tfdist.elastic.plain_values import decode, encode
 from tfdist.elastic.records import Record, failed
 from tfdist.errors import RendezvousTimeoutError
 from tfdist.keras import random_state, training
+from tfdist.keras.drawing import drawn, go_to
 from tfdist.keras.elastic_records import check_subject, kept_record, restored
 from tfdist.keras.elastic_state import ElasticFit, LeftOut, state_of_newcomer
 from tfdist.keras.rank_zero import is_left_to_rank_0
@@ -179,6 +181,7 @@ def fit_among_members(
     if job is None:
         return original(model, *args, **kwargs)
     outer = job.state
+    data = _data_of(original, model, *args, **kwargs)
     with job.calls.call("fit"), _ends_without_members(job):
         try:
             history = _fit_or_join(job, original, model, *args, **kwargs)
@@ -188,9 +191,10 @@ def fit_among_members(
                 "what it has left",
                 *(job.cluster.task_name, job.calls.fits),
             )
+            _draw_as_members(job, data, left.draws)
             return _history(kind, model, left.history, left.epochs)
         if not job.calls.is_inner:
-            job.calls.end(_record_of_fit(job, model, history))
+            job.calls.end(_record_of_fit(job, model, history, drawn(data)))
     if outer is not None and job.calls.is_inside:
         # Newcomers of the outer `fit` could not receive what this one has changed.
         job.state = outer
@@ -219,7 +223,7 @@ def _fit_or_join(job: ElasticJob, original: Any, model: Any, *args: Any, **kwarg
     while True:
         try:
             history = original(model, *args, **kwargs)
-            _meet(job, "the end of fit")
+            _end_of_fit(job, model)
             return history
         except LeftBehindError as error:
             reason = _why_not_again(job)
@@ -232,6 +236,18 @@ def _fit_or_join(job: ElasticJob, original: Any, model: Any, *args: Any, **kwarg
             _log.warning("%s; joining them again", error)
 
 
+def _end_of_fit(job: ElasticJob, model: Any) -> None:
+    """Waits until all members are here, and compares what they have trained."""
+    state = job.state
+
+    def agree() -> None:
+        if isinstance(state, ElasticFit) and state.model is model:
+            state.compare(always=True)
+
+    _meet(job, "the end of fit")
+    job.run(Unit("the comparison at the end of fit", agree))
+
+
 def _meet(job: ElasticJob, where: str) -> None:
     """Waits until all members are here."""
 
@@ -242,11 +258,31 @@ def _meet(job: ElasticJob, where: str) -> None:
     job.run(Unit(where, agree))
 
 
-def _record_of_fit(job: ElasticJob, model: Any, history: Any) -> Record:
+def _data_of(function: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    """The data that a call of Keras reads: of training, and of validation."""
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    return [given.get("x"), given.get("validation_data")]
+
+
+def _draw_as_members(job: ElasticJob, data: Sequence[Any], draws: Sequence[int]) -> None:
+    """Makes data that a call has not read go on as if it had.
+
+    Raises:
+      TfdistError: it cannot.
+    """
+    reasons = go_to(data, draws)
+    if reasons:
+        job.end(
+            f"expected to go on with the data of call number {job.calls.ended} of fit, evaluate "
+            f"and predict, which was left out, as the members do, but {'; '.join(reasons)}"
+        )
+
+
+def _record_of_fit(job: ElasticJob, model: Any, history: Any, draws: list[int]) -> Record:
     state = job.state
     if not isinstance(state, ElasticFit) or state.model is not model:
         return failed("fit", f"{model.name!r} has trained no step together with others")
-    return state.record(history.history, history.epoch)
+    return state.record(history.history, history.epoch, draws)
 
 
 def result_among_members(original: Any, kind: str, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -261,6 +297,7 @@ def result_among_members(original: Any, kind: str, model: Any, *args: Any, **kwa
     job = elastic_job_of(model.distribute_strategy)
     if job is None:
         return original(model, *args, **kwargs)
+    data = _data_of(original, model, *args, **kwargs)
     with job.calls.call(kind), _ends_without_members(job):
         if job.calls.is_inner:
             return original(model, *args, **kwargs)
@@ -272,6 +309,7 @@ def result_among_members(original: Any, kind: str, model: Any, *args: Any, **kwa
                 random_state.restore(values["random"].tobytes())
                 job.calls.end(record)
                 if "result" in values:
+                    _draw_as_members(job, data, values["draws"])
                     return decode(values["result"].tobytes())[""]
                 # It is none that can be kept. The members' weights are this process's.
                 return original(model, *args, **kwargs)
@@ -281,12 +319,17 @@ def result_among_members(original: Any, kind: str, model: Any, *args: Any, **kwa
                 break
             except LeftBehindError as error:
                 _log.warning("%s; joining them again", error)
-        job.calls.end(_record_of_result(job, kind, model, result))
+        job.calls.end(_record_of_result(job, kind, model, result, drawn(data)))
         return result
 
 
-def _record_of_result(job: ElasticJob, kind: str, model: Any, result: Any) -> Record:
-    rest: dict[str, Any] = {"random": np.frombuffer(random_state.packed(), np.uint8)}
+def _record_of_result(
+    job: ElasticJob, kind: str, model: Any, result: Any, draws: list[int]
+) -> Record:
+    rest: dict[str, Any] = {
+        "random": np.frombuffer(random_state.packed(), np.uint8),
+        "draws": draws,
+    }
     try:
         rest["result"] = np.frombuffer(encode({"": result}, kind), np.uint8)
     except TypeError:

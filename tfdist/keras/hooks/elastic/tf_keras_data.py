@@ -7,7 +7,7 @@ it drops. It opens arrays and generators once, for all epochs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,11 +20,14 @@ from tf_keras.src.engine.data_adapter import (
     TensorLikeDataAdapter,
 )
 
-from tfdist.data.openings import Openings, source_of
+from tfdist.data.draws import Drawing
+from tfdist.data.openings import Openings, Target, source_of
 from tfdist.data.rows import rows_of
 from tfdist.keras import training
+from tfdist.keras.drawing import drawing
 from tfdist.keras.hooks.elastic.fit import WholeBatches, agreed
 from tfdist.keras.hooks.elastic.tf_keras_order import order_of
+from tfdist.keras.hooks.positions import argument
 from tfdist.keras.own_state import OwnState
 from tfdist.keras.registry import hooks
 from tfdist.keras.training import Training, TrainingState, rows_in
@@ -36,14 +39,14 @@ class TfKerasTraining(Training):
 
     Args:
       model: the model.
-
+      others: as for `Training`.
     """
 
     # A model of Keras 3 has it; of tf_keras `begins_at` tells where the first epoch begins.
     initial_epoch: int | None = None
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, others: Sequence[Drawing] = ()) -> None:
+        super().__init__(model, others)
         self._data: _OpenedWhenRead | None = None
         # The number of batches of an epoch, if it is known before the first one has ended.
         self._length: int | None = None
@@ -54,7 +57,7 @@ class TfKerasTraining(Training):
         self.epoch = iterator._initial_epoch
         self._length = iterator._inferred_steps
         if iterator._adapter.should_recreate_iterator():
-            openings.go_to(2, 0, 0)
+            openings.go_to(Target(2))
         iterator._dataset = self._data = _OpenedWhenRead(openings)
 
     @property
@@ -106,6 +109,8 @@ class TfKerasTraining(Training):
             batches=batches,
             openings_read=read,
             epochs_ended=ended,
+            draws=None,  # the backup does not tell
+            draws_now=None,
         )
         self.go_on_from(TrainingState(position, OwnState({})))
 
@@ -177,7 +182,8 @@ def follow_position(original, self, *args, **kwargs):
     """In elastic training `fit` knows its epoch, and the next batch of its data."""
     if elastic_job_of(self.distribute_strategy) is None:
         return original(self, *args, **kwargs)
-    with training.training(TfKerasTraining(self)):
+    validation = argument(original, "validation_data", self, *args, **kwargs)
+    with training.training(TfKerasTraining(self, drawing([validation]))):
         return original(self, *args, **kwargs)
 
 

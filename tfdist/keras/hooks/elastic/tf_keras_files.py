@@ -5,16 +5,39 @@ See `files`, which does the same for Keras 3.
 
 from __future__ import annotations
 
+import tensorflow as tf
 from tf_keras.callbacks import BackupAndRestore, ModelCheckpoint
 from tf_keras.src.distribute import distributed_file_utils
 from tf_keras.src.distribute.worker_training_state import WorkerTrainingState
 
+from tfdist.data.position import InputPosition
 from tfdist.keras import rank_zero, training
 from tfdist.keras.callback import replaced
 from tfdist.keras.hooks.elastic.tf_keras_data import TfKerasTraining
 from tfdist.keras.registry import hooks
 from tfdist.keras.tf_keras_backups import Backups
 from tfdist.keras.workers import elastic_job_of, term_of
+
+
+class _SavedPosition(tf.train.experimental.PythonState):
+    """The position in the data, as a part of tf_keras's checkpoints.
+
+    Attributes:
+      value: the position; `None` before it was saved or restored.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value: InputPosition | None = None
+
+    def serialize(self) -> str:
+        """See `PythonState`."""
+        return "" if self.value is None else self.value.to_json()
+
+    def deserialize(self, string_value: bytes) -> None:
+        """See `PythonState`."""
+        text = tf.compat.as_str(string_value)
+        self.value = InputPosition.from_json(text) if text else None
 
 
 def _is_elastic(state: WorkerTrainingState) -> bool:
@@ -35,6 +58,9 @@ def save_at_the_users_path(original, self, *args, **kwargs):
     self.read_checkpoint_manager = backups
     if writes is reads or _is_elastic(self):
         self.write_checkpoint_manager = backups
+    if _is_elastic(self):
+        self.tfdist_position = _SavedPosition()
+        reads.checkpoint.tfdist_position = self.tfdist_position
 
 
 @hooks(WorkerTrainingState, "restore")
@@ -58,6 +84,7 @@ def back_up_on_rank_0(original, self, epoch, batch=0):
             at = running.last_batch
             self._ckpt_saved_epoch.assign(at[0])
             self._ckpt_saved_batch.assign(at[1])
+            self.tfdist_position.value = running.position
         original(self, *at)
 
     what = f"a backup in {self.read_checkpoint_manager.directory}"

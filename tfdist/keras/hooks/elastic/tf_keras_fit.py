@@ -20,7 +20,9 @@ from tfdist.keras.hooks.elastic.fit import (
     result_among_members,
 )
 from tfdist.keras.hooks.elastic.tf_keras_data import TfKerasTraining
+from tfdist.keras.own_state import OwnState
 from tfdist.keras.registry import hooks
+from tfdist.keras.training import TrainingState
 from tfdist.keras.workers import elastic_job_of
 
 
@@ -100,8 +102,11 @@ class _ElasticFit(ElasticFit):
         finally:
             state.tfdist_restores_for_all = False
         epoch, batch = int(state._ckpt_saved_epoch.numpy()), int(state._ckpt_saved_batch.numpy())
-        if epoch >= 0:
-            assert isinstance(self._running, TfKerasTraining)
+        assert isinstance(self._running, TfKerasTraining)
+        if state.tfdist_position.value is not None:
+            position = TrainingState(state.tfdist_position.value, OwnState({}))
+            self._running.go_on_from(position)
+        elif epoch >= 0:  # a backup of an older release
             self._running.go_on_after(epoch, batch)
 
     def save_to(self, backup: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +19,7 @@ from tf_keras.src.engine.data_adapter import KerasSequenceAdapter, TensorLikeDat
 from tfdist.data.openings import Source
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import Seed, restored, users_seed
+from tfdist.keras.drawing import note_call
 from tfdist.keras.hooks.shuffling import PyDatasetSource, global_seed
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
@@ -74,7 +75,7 @@ class _ArraySource:
       dataset_of: makes the dataset of the adapter.
     """
 
-    draws_orders = False
+    datasets: Sequence[tf.data.Dataset] = ()
 
     def __init__(
         self, make: Callable[[Seed | None, int], None], seed: Seed | None, shuffles_batches: bool
@@ -97,7 +98,7 @@ class _ArraySource:
         dataset = self.dataset_of()
         return dataset.skip(batches) if self._shuffles_batches else dataset
 
-    def unknown_order(self, opening: int) -> list[str]:
+    def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
         """See `tfdist.data.openings.Source`."""
         return []
 
@@ -119,6 +120,14 @@ def order_batches_alike(original, self, x, workers, use_multiprocessing, max_que
     return original(self, x, workers, use_multiprocessing, max_queue_size)
 
 
+@hooks(KerasSequenceAdapter, "on_epoch_end")
+def count_ends(original, self):
+    """Counts the calls of a `Sequence`, which another process can make, too."""
+    original(self)
+    data = self._keras_sequence
+    note_call(data.sequence if isinstance(data, _SequenceSource) else data, "on_epoch_end")
+
+
 def _seed() -> Seed:
     return users_seed() or Seed(random.SystemRandom().getrandbits(31), True)
 
@@ -132,7 +141,7 @@ class _SequenceSource(PyDatasetSource):
     """
 
     def __init__(self, sequence: Any, seed: Seed | None) -> None:
-        self._sequence = sequence
+        self.sequence = sequence
         super().__init__(_Batches(sequence), seed)
 
     def __len__(self) -> int:
@@ -148,7 +157,7 @@ class _SequenceSource(PyDatasetSource):
     @property
     def remembers_epochs(self) -> bool:
         """Whether the ends of epochs change the batches, as far as its class tells."""
-        return type(self._sequence).on_epoch_end is not tf_keras.utils.Sequence.on_epoch_end
+        return type(self.sequence).on_epoch_end is not tf_keras.utils.Sequence.on_epoch_end
 
 
 class _Batches:

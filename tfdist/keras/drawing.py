@@ -1,0 +1,139 @@
+"""What has drawn orders in the data of a model: shuffles, and `PyDataset`s that change with epochs.
+
+A process that leaves out a `fit`, `evaluate` or `predict` goes on as if it had read its data:
+
+    counts = drawn([x, validation_data])        # in a process that made the call, after it
+    reasons = go_to([x, validation_data], counts)      # in a process that leaves it out
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from keras.utils import PyDataset
+
+from tfdist.data import draws
+from tfdist.data.draws import Drawing
+
+_COUNTS = "tfdist_calls"
+_CALLS = ("on_epoch_begin", "on_epoch_end")
+
+
+class EpochCalls:
+    """The calls of a method of a `PyDataset` that Keras makes around each epoch.
+
+    Args:
+      data: the `PyDataset`, or a `Sequence` of tf_keras.
+      name: the method's name.
+    """
+
+    def __init__(self, data: Any, name: str) -> None:
+        self._data = data
+        self._name = name
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, EpochCalls)
+            and self._data is other._data
+            and self._name == other._name
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self._data), self._name))
+
+    @property
+    def draws(self) -> int:
+        """How often it was called."""
+        return vars(self._data).get(_COUNTS, {}).get(self._name, 0)
+
+    def go_to(self, draws: int) -> None:
+        """Calls it as often as is missing."""
+        for _ in range(draws - self.draws):
+            getattr(self._data, self._name)()
+            note_call(self._data, self._name)
+
+    def why_not(self, draws: int) -> str | None:
+        """Why it cannot go to a number of calls; `None` if it can."""
+        if draws >= self.draws:
+            return None
+        kind = type(self._data).__name__
+        return f"{self._name} of its {kind} was called {self.draws} times, and had been {draws}"
+
+
+def note_call(data: Any, name: str) -> None:
+    """Counts a call of a method of a `PyDataset`."""
+    counts = vars(data).setdefault(_COUNTS, {})
+    counts[name] = counts.get(name, 0) + 1
+
+
+def drawing(data: Iterable[Any]) -> list[Drawing]:
+    """Returns what draws orders in the data of a model, each once.
+
+    Args:
+      data: what was given to `fit`, `evaluate` or `predict`: `x` and `validation_data`. Arrays draw
+        nothing: their order is a function of a seed, the same in each `fit`.
+
+    Returns:
+      In an order that is the same in all processes that run the same program.
+    """
+    values = [part for value in data for part in _parts(value)]
+    return [*draws.generators(values), *dict.fromkeys(_epoch_calls(values))]
+
+
+def drawn(data: Iterable[Any]) -> list[int]:
+    """Returns how often the data of a model has drawn orders in this process.
+
+    Args:
+      data: as for `drawing`.
+
+    Returns:
+      A number for each that `drawing` lists; for `go_to` in another process.
+    """
+    return [each.draws for each in drawing(data)]
+
+
+def go_to(data: Iterable[Any], counts: Sequence[int]) -> list[str]:
+    """Makes the data of a model go on as in a process that has read it.
+
+    Args:
+      data: as it was given to `drawn` there.
+      counts: what `drawn` returned there.
+
+    Returns:
+      Why other rows will follow, in plain words; none if the same rows follow.
+    """
+    values = list(data)
+    own = drawing(values)
+    reasons = [
+        "a Python generator, which was read there, cannot be read on here"
+        for value in values
+        if isinstance(value, Iterator)
+    ]
+    if len(own) != len(counts):
+        return [*reasons, f"its data has {len(own)} parts that draw orders, and had {len(counts)}"]
+    for each, count in zip(own, counts, strict=True):
+        reason = each.why_not(count)
+        if reason is not None:
+            reasons.append(reason)
+        elif each.draws != count:
+            each.go_to(count)
+    return reasons
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    """The datasets that a distributed dataset of a strategy of tfdist was made of; else itself."""
+    openings = getattr(value, "openings", None)
+    return [value] if openings is None else openings.source.datasets
+
+
+def _epoch_calls(values: Iterable[Any]) -> Iterator[EpochCalls]:
+    tf_keras = sys.modules.get("tf_keras")
+    kinds = (PyDataset,) if tf_keras is None else (PyDataset, tf_keras.utils.Sequence)
+    for value in values:
+        for base in kinds:
+            if isinstance(value, base):
+                for name in _CALLS:
+                    if getattr(type(value), name, None) is not getattr(base, name, None):
+                        yield EpochCalls(value, name)
