@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 import weakref
@@ -398,7 +399,9 @@ class LocalUpdates:
         return group
 
     def _former_groups(self) -> list[tuple[FormerOptimizer, AnyGroup]]:
-        return [(former, *self._groups[former].values()) for former in self._former]
+        return [
+            (former, group) for former in self._former for group in self._groups[former].values()
+        ]
 
     def _is_former(self, group: AnyGroup) -> bool:
         return any(group is other for _, other in self._former_groups())
@@ -457,7 +460,8 @@ class LocalUpdates:
         for former, other in self._former_groups():
             others = [id(variable) for variable in other.variables]
             if ids == others:
-                group.restored = without_strategy(lambda of=other: _values(self._saved_of(of)))
+                variables = self._saved_of(other)
+                group.restored = without_strategy(functools.partial(_values, variables))
                 self._forget(former, other)
                 return other
             if not set(ids).isdisjoint(others):
