@@ -310,13 +310,18 @@ class ElasticFit:
             received, self._received = self._received, None
             self._take(received)
 
+    @property
+    def has_contents(self) -> bool:
+        """Whether members compare their variables at all; they do not if workers train alone."""
+        return self._contents is not None
+
     def compares(self, reads: Any) -> bool:
         """Whether members compare their variables after an epoch's steps.
 
         Args:
           reads: Keras's iterator of the steps; that of a validation does not train.
         """
-        return self._contents is not None and self._running.reads is reads
+        return self.has_contents and self._running.reads is reads
 
     def compare(self, always: bool = False) -> None:
         """Compares the contents of the members' variables; see `Contents.compare`.

@@ -57,7 +57,7 @@ def _places(keras, ctx, name):
 
 
 # Of a worker that has them in its way; others' `_places` do not wait.
-PLACES = [("first", 2), ("second", 2)]
+PLACES = [("first", 2), ("first", 8), ("second", 2)]
 
 
 WITH_NEWCOMER = "when a newcomer waits"
@@ -157,7 +157,8 @@ def test_a_worker_that_was_started_in_the_second_stage_has_the_first_one(library
             ranks.wait_for(rank, "at", ("first", 2))
         ranks[victim].kill()
         survivor = 1 - victim
-        ranks.send(survivor, "go on first")
+        for _ in range(2):
+            ranks.send(survivor, "go on first")
         ranks.wait_for(survivor, "at", ("second", 2))
         ranks.restart(victim)
         ranks.wait_for(victim, "over", "first")
@@ -176,6 +177,8 @@ def test_a_fit_that_ends_while_a_newcomer_waits_for_it(library):
         for rank in range(2):
             ranks.wait_for(rank, "at", ("first", 2))
         ranks[1].kill()
+        ranks.send(0, "go on first")
+        ranks.wait_for(0, "at", ("first", 8))
         ranks.restart(1)
         # It waits at the other one, which takes nobody in.
         ranks.send(0, "go on first", NOBODY)

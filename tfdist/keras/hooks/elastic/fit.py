@@ -239,13 +239,10 @@ def _fit_or_join(job: ElasticJob, original: Any, model: Any, *args: Any, **kwarg
 def _end_of_fit(job: ElasticJob, model: Any) -> None:
     """Waits until all members are here, and compares what they have trained."""
     state = job.state
-
-    def agree() -> None:
-        if isinstance(state, ElasticFit) and state.model is model:
-            state.compare(always=True)
-
-    _meet(job, "the end of fit")
-    job.run(Unit("the comparison at the end of fit", agree))
+    if isinstance(state, ElasticFit) and state.model is model and state.has_contents:
+        job.run(Unit("the end of fit", lambda: state.compare(always=True)))
+    else:
+        _meet(job, "the end of fit")
 
 
 def _meet(job: ElasticJob, where: str) -> None:
