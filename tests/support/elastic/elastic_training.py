@@ -76,7 +76,7 @@ class Fit:
         return importlib.import_module(self.library)
 
     def units(self, epochs: int) -> int:
-        """The units of work of a `fit` of some epochs: its beginning and end, steps, ends of epochs, saves."""
+        """The units of work of a `fit`: its beginning and end, steps, ends of epochs, and saves."""
         saves = (epochs + epochs * STEPS // SAVE_EVERY) * self.saves
         return 2 + epochs * (STEPS + 1 + (VALIDATION_STEPS + 1) * self.validates) + saves
 
