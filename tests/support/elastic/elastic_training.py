@@ -441,8 +441,8 @@ def give_up_early(membership: Any) -> None:
     begin: Callable[..., None] = membership.Membership.__init__
     watch: Callable[..., None] = membership.Membership.watch
 
-    def quick_begin(self: Any, *args: Any) -> None:
-        begin(self, *args, timing=timing)
+    def quick_begin(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options, timing=timing)
 
     def quick_watch(self: Any, communicator: Any) -> None:
         watch(self, communicator, stalled=1.0, silence=3.0)
