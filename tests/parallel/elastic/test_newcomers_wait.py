@@ -145,17 +145,20 @@ def come_after_fit(ctx):
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     log = Log()
-    logging.getLogger("tfdist.elastic").addHandler(log)
+    logger = logging.getLogger("tfdist.elastic")
+    logger.addHandler(log)
+    logger.setLevel(logging.INFO)
     x, y = np.ones((8, 2)), np.ones((8, 1))
     history = model.fit(x, y, batch_size=4, epochs=2, verbose=0).history
     ctx.report("trained")
     if ctx.rank != 2:
         ctx.wait_for("end", TIMEOUT)
-    return history["loss"], strategy.is_chief, [line for line in log.lines if "leaves out" in line]
+    lines = [line for line in log.lines if "has left out" in line]
+    return history["loss"], strategy.is_chief, lines, model.get_weights()
 
 
 def test_a_worker_that_comes_after_fit_is_not_the_one_that_saves():
-    """It has the logs, but not the weights."""
+    """It has the logs and the weights all the same."""
     with start_ranks(come_after_fit, 3, env={"TFDIST_ELASTIC": "1:3:2"}) as ranks:
         for rank in (0, 1):
             ranks.wait_for(rank, "trained")
@@ -165,8 +168,10 @@ def test_a_worker_that_comes_after_fit_is_not_the_one_that_saves():
             ranks.send(rank, "end")
         outcomes = ranks.join(TIMEOUT)
     assert all(outcome.ok for outcome in outcomes), [o.describe() for o in outcomes]
-    losses, chiefs, lines = zip(*(outcome.result for outcome in outcomes), strict=True)
+    losses, chiefs, lines, weights = zip(*(outcome.result for outcome in outcomes), strict=True)
     assert losses[0] == losses[1] == losses[2]
     assert chiefs == (True, False, False)
     assert not lines[0] and not lines[1]
-    assert len(lines[2]) == 1 and "does not have the trained weights" in lines[2][0]
+    assert len(lines[2]) == 1 and "has left out fit number 1" in lines[2][0]
+    for own, other in zip(weights[2], weights[0], strict=True):
+        assert np.array_equal(own, other)
