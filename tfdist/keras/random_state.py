@@ -21,7 +21,8 @@ from tfdist.elastic.plain_values import decode, encode
 
 def packed() -> bytes:
     """Returns the states of the generators of Python, of NumPy, and of TensorFlow's seeds."""
-    of_tensorflow = context.context()._rng
+    # There is none before the program has set a seed, or drawn one.
+    of_tensorflow = getattr(context.context(), "_rng", None)
     # A generator of NumPy of another kind, which a program may have set, is left alone.
     of_numpy: Any = np.random.get_state(legacy=True)
     return encode(
@@ -40,6 +41,6 @@ def restore(content: bytes) -> None:
     random.setstate(states["python"])
     if states["numpy"] is not None:
         np.random.set_state(states["numpy"])
-    of_tensorflow = context.context()._rng
+    of_tensorflow = getattr(context.context(), "_rng", None)
     if states["tensorflow"] is not None and of_tensorflow is not None:
         of_tensorflow.setstate(states["tensorflow"])
