@@ -16,7 +16,6 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.values import DistributedVariable
 
 from tfdist.rules import Rule
-from tfdist.strategies._local_updates.former_optimizer import FormerOptimizer
 
 _T = TypeVar("_T")
 
@@ -28,7 +27,7 @@ class Group:
     round's first step, so that values that a program has assigned before are part of it.
 
     Args:
-      optimizer: of Keras 3 or tf_keras, which has been built, or a `FormerOptimizer`.
+      optimizer: of Keras 3 or tf_keras; it has been built.
       variables: the strategy's variables, which `optimizer` trains.
       rule: how workers combine them.
       workers: the number of workers.
@@ -48,7 +47,7 @@ class Group:
         # Those that are averaged.
         self.slots = [component(v) for v in own] if slots == "average" else []
         self._reset = [component(v) for v in own] if slots == "reset" else []
-        self._initial: list[Any] = []
+        self._initial: list[np.ndarray] = []
         without_strategy(lambda: self._make(optimizer, workers))
 
     def _make(self, optimizer: Any, workers: int) -> None:
@@ -65,9 +64,7 @@ class Group:
         self._has_begun = tf.Variable(False)
         self._outer = self._rule.outer_optimizer(workers)
         self._outer.build(self._anchors)
-        if self._reset and isinstance(optimizer, FormerOptimizer):
-            self._reset, self._initial = [optimizer.are_reset], [True]
-        elif self._reset:
+        if self._reset:
             new = type(optimizer).from_config(optimizer.get_config())
             is_keras_3 = isinstance(new, keras.optimizers.Optimizer)
             new.build(self._anchors if is_keras_3 else [a.value for a in self._anchors])
@@ -88,8 +85,6 @@ class Group:
             "outer": _but_rates(self._outer),
             "has_begun": [self._has_begun],
         }
-        if isinstance(optimizer, FormerOptimizer):
-            kinds["are_reset"] = [optimizer.are_reset]
         for name in self._rule.state_names:
             kinds[name] = [state[name] for state in self._states]
         return {f"{kind}/{i}": component(v) for kind, vs in kinds.items() for i, v in enumerate(vs)}
@@ -163,13 +158,9 @@ class Group:
             return tf.zeros([len(self._rule.residual_names)], tf.float64)
 
         residuals = by_rule() if in_warmup is None else tf.cond(in_warmup, to_mean, by_rule)
-        self.reset_slots()
-        return residuals
-
-    def reset_slots(self) -> None:
-        """Gives the optimizer's variables their first values, if rounds end with that."""
         for slot, initial in zip(self._reset, self._initial, strict=True):
             slot.assign(initial)
+        return residuals
 
     def go_to_anchors(self) -> None:
         """Gives the variables the anchor's values, unless they have them."""
