@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -229,3 +230,9 @@ def test_every_listed_room_exists() -> None:
 def test_every_room_is_listed_once(rooms: list[list[str]]) -> None:
     names = [room for level in rooms for room in level]
     assert len(names) == len(set(names))
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    # pytest imports each by its name alone, so that two of one name cannot run together.
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
