@@ -23,8 +23,6 @@ from tfdist.keras.workers import elastic_job_of, rank_of
 # Of workers that write no run: directories of theirs that are deleted at the end.
 _scratch: weakref.WeakKeyDictionary[Any, tempfile.TemporaryDirectory]
 _scratch = weakref.WeakKeyDictionary()
-# The number of the last batch whose `on_train_batch_end` was called.
-_ended: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 # Those that trace steps in this process; their own flags are numbers, which newcomers receive.
 _tracing: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -49,7 +47,6 @@ class WriterOfRank0(property):
 def begin(original: Callable, board: Any, model: Any) -> None:
     """Calls `set_model`, which writes the graph of the model."""
     original(board, model)
-    _ended.pop(board, None)
     if board.write_graph and elastic_job_of(model.distribute_strategy) is not None:
         _write(board, "the model's graph", board._write_keras_model_summary, is_called=True)
 
@@ -95,7 +92,6 @@ def end_batch(original: Callable, board: Any, step: int, batch: int, logs: Any) 
     if elastic_job_of(board.model.distribute_strategy) is None:
         original(board, batch, logs)
         return
-    _ended[board] = board._global_train_batch
     if board.update_freq == "epoch" or step % board.update_freq:
         original(board, batch, logs)
         return
@@ -144,14 +140,6 @@ def stop_trace(original: Callable, board: Any, batch: Any) -> None:
         original(board, batch)
     else:
         board._is_tracing = False
-
-
-def describe(board: Any) -> dict[str, Any]:
-    """What a newcomer needs: it begins with the step that the members are in."""
-    numbers = rank_zero.numbers_of(board)
-    is_in_step = _ended.get(board) != board._global_train_batch
-    numbers["_global_train_batch"] -= is_in_step and board._global_train_batch > 0
-    return numbers
 
 
 def _write(board: Any, what: str, call: Callable[[], None], is_called: bool = False) -> None:

@@ -76,4 +76,4 @@ def end_profile(original, self, batch=None):
 
 
 rank_zero.meets(TensorBoard, "on_epoch_end")
-rank_zero.carries(TensorBoard, event_files.describe, rank_zero.take_numbers)
+rank_zero.carries(TensorBoard, rank_zero.numbers_of, rank_zero.take_numbers)
