@@ -16,8 +16,6 @@ job: callbacks are given to all workers, and rank 0, whichever worker that is, w
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 from pathlib import Path
 
 import common
@@ -31,23 +29,6 @@ import tfdist
 BATCH = 192
 
 
-class KillRankZero(keras.callbacks.Callback):
-    """Kills this process if it is rank 0 after one of some steps, once for each of them."""
-
-    def __init__(self, steps: list[int], folder: Path) -> None:
-        super().__init__()
-        self._steps, self._folder = steps, folder
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        done = int(self.model.optimizer.iterations.numpy())
-        if done not in self._steps or tfdist.rank() != 0:
-            return
-        mark = self._folder / f"killed-after-{done}"
-        if not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def build_and_compile() -> keras.Model:
     model = keras.Sequential(
         [
@@ -56,7 +37,8 @@ def build_and_compile() -> keras.Model:
             keras.layers.Flatten(),
             keras.layers.Dense(128, activation="relu"),
             keras.layers.Dense(data.CLASSES),
-        ]
+        ],
+        name="images",
     )
     model.compile(
         optimizer=keras.optimizers.Adam(0.001),
@@ -97,7 +79,7 @@ def main() -> None:
         validation_data=(images.test_images[:1000], images.test_labels[:1000]),
         callbacks=[
             keras.callbacks.ModelCheckpoint(str(arguments.output / "epoch-{epoch:02d}.keras")),
-            KillRankZero(arguments.kill, arguments.output),
+            common.KillRankZero(arguments.kill, arguments.output),
         ],
         shuffle=False,  # the dataset shuffles
         verbose=2,  # shown by rank 0

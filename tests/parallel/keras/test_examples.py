@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from example_runs import ROOT, alone, documented_command, tfdist_run, typed
 
@@ -81,8 +82,8 @@ def test_elastic_ends_with_the_weights_of_one_process(tmp_path):
     command[command.index("--output") + 1] = str(tmp_path / "killed")
     lines = typed(command)
     assert sorted(path.name for path in (tmp_path / "killed").glob("killed-*")) == [
-        "killed-after-20",
-        "killed-after-45",
+        "killed-images-20",
+        "killed-images-45",
     ]
     # Shown once, by the rank 0 of that time.
     assert len([line for line in lines if "Epoch 2/4" in line]) == 1
@@ -92,6 +93,29 @@ def test_elastic_ends_with_the_weights_of_one_process(tmp_path):
     assert {path.name for path in (tmp_path / "killed").glob("epoch-*")} == {
         f"epoch-{epoch:02d}.keras" for epoch in range(1, 5)
     }
+
+
+def test_an_elastic_script_ends_with_the_results_of_one_process(tmp_path):
+    command = documented_command("keras_examples/elastic_script.py")
+    command[command.index("--output") + 1] = str(tmp_path / "killed")
+    lines = typed(command)
+    marks = sorted(path.name for path in (tmp_path / "killed").glob("killed-*"))
+    assert marks == ["killed-classifier-12", "killed-encoder-10"]
+    whole = alone(Path(command[command.index("1:3:3") + 1]), "--output", str(tmp_path / "one"))
+
+    def results(text):
+        return [
+            line.partition("] ")[2] or line for line in text if re.search("labelled|sum is", line)
+        ]
+
+    assert results(lines) == results(whole.splitlines()) != []
+    for name in ("encoder", "classifier", "again"):
+        one, other = (
+            np.genfromtxt(tmp_path / of / f"{name}.csv", delimiter=",", skip_header=1)
+            for of in ("one", "killed")
+        )
+        assert len(one) == 12
+        np.testing.assert_allclose(other, one, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
