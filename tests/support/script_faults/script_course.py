@@ -33,6 +33,7 @@ DEADLINE = float(os.environ.get("SCRIPT_DEADLINE", "240"))
 _FAILURE = re.compile(r"tfdist run: worker (\d+) failed: ([^;]*)")
 _TOO_LATE = re.compile(r"tfdist run: worker (\d+) came too late")
 _LEFT = re.compile(r"tfdist run: worker (\d+) has left")
+_ALL_LOST = "a newcomer: no member of the job has answered"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,24 +327,37 @@ def run(name: str, course: Course, folder: Path, python: str = sys.executable) -
         finally:
             running.close()
     found.seconds = time.monotonic() - began
-    _judge(found, code)
+    _judge(found, code, start=int(course.workers.split(":")[2]))
     return found
 
 
-def _judge(found: Found, code: int | None) -> None:
-    """Finds workers that ended by themselves with an error, and jobs that did not end."""
+def _judge(found: Found, code: int | None, start: int) -> None:
+    """Finds workers that ended by themselves with an error, and jobs that did not end.
+
+    Args:
+      found: what the run has left.
+      code: the launcher's exit code; `None` if it has not ended in time.
+      start: the number of workers at the beginning.
+    """
     if code is None:
         found.broken.append(f"hang: the job has not ended within {DEADLINE:g} s")
     text = (found.folder / "launcher.log").read_text(errors="replace")
     lives = {worker: len(paths) for worker, paths in found.lives().items()}
     struck = Counter(fault.worker for fault in found.came if fault.kind == "kill")
+    struck_at_first = Counter(struck)
     leaving = {fault.worker for fault in found.came if fault.kind == "leave"}
+
+    def all_lost(worker: int) -> bool:
+        # It had left out calls, and cannot go on alone; all begin again.
+        log = found.folder / "logs" / f"worker-{worker}.log"
+        return sum(struck_at_first.values()) >= start and _ALL_LOST in log.read_text()
+
     for line in text.splitlines():
         if match := _FAILURE.match(line):
             worker = int(match[1])
             if "SIGKILL" in match[2] and struck[worker]:
                 struck[worker] -= 1
-            elif not ("SIGTERM" in match[2] and worker in leaving):
+            elif not ("SIGTERM" in match[2] and worker in leaving or all_lost(worker)):
                 found.broken.append(f"died: worker {worker}: {match[2]}")
     for pattern in (_TOO_LATE, _LEFT):
         found.excused |= {int(match[1]) for match in pattern.finditer(text)}
