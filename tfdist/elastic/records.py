@@ -197,7 +197,8 @@ class _Part:
 
 def digest_of(content: memoryview | bytes) -> str:
     """Returns the name of some bytes among parts."""
-    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
+    # Processors have instructions for it, which is faster than BLAKE2.
+    return hashlib.sha256(content).hexdigest()[: 2 * _DIGEST_BYTES]
 
 
 def failed(kind: str, failure: str) -> Record:
