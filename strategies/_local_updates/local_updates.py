@@ -317,7 +317,7 @@ class LocalUpdates:
             for running in group.rounds:
                 running.settle()
             group.copy_anchor()
-            of_group: dict[str, tf.Variable | tf.Tensor] = {**self._saved_of(group)}
+            of_group = self._saved_of(group)
             of_group["variables"] = positions_of(group.variables)
             for i, running in enumerate(group.rounds):
                 firsts = [other.variables[0] for other in running.groups]
@@ -346,9 +346,21 @@ class LocalUpdates:
             if any(id(variable) in ids for variable in group.variables):
                 self._forget(former, group)
         existing = self._by_position(variables)
-        groups = {}
-        for position in sorted({int(name.split("/")[0]) for name in mine}):
-            groups[position] = with_positions(position, _without(str(position), mine))
+        positions = sorted({int(name.split("/")[0]) for name in mine})
+        of_groups = {p: _without(str(p), mine) for p in positions}
+        groups = {p: with_positions(p, values) for p, values in of_groups.items()}
+        trained = sorted(i for values in groups.values() for i in values["variables"].tolist())
+        is_known = all("variables" in values for values in of_groups.values())
+        if not is_known and trained != list(range(len(variables))):
+            _log.warning(
+                "LocalUpdateStrategy: expected a checkpoint that says which variables were "
+                "trained, or one of an earlier version in which all %d were, received one of an "
+                "earlier version with %d: the steps of its open round are lost, and training "
+                "begins a new round",
+                *(len(variables), len(trained)),
+            )
+            groups = {}
+        for position in list(groups):
             if position in existing:
                 existing[position].restored = groups.pop(position)
                 self._restore_group(existing[position])
@@ -421,12 +433,12 @@ class LocalUpdates:
         firsts = [(id(group.variables[0]), group) for group in groups]
         return {positions[first]: group for first, group in firsts if first in positions}
 
-    def _saved_of(self, group: AnyGroup) -> dict[str, tf.Variable]:
-        found = group.saved()
+    def _saved_of(self, group: AnyGroup) -> dict[str, tf.Variable | tf.Tensor]:
+        found: dict[str, tf.Variable | tf.Tensor] = {**group.saved()}
         for i, running in enumerate(group.rounds):
             found |= _below(f"round/{i}", running.saved())
         for i, state in enumerate(self._feedback(group)):
-            found |= _below(f"feedback/{i}", state.variables)
+            found |= _below(f"feedback/{i}", state.saved())
         return found
 
     def _feedback(self, group: AnyGroup) -> list[GradientState]:
@@ -544,7 +556,7 @@ def _without(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
     return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
 
 
-def _values(variables: dict[str, tf.Variable]) -> dict[str, Any]:
+def _values(variables: dict[str, tf.Variable | tf.Tensor]) -> dict[str, Any]:
     return {name: variable.numpy() for name, variable in variables.items()}
 
 
