@@ -28,7 +28,8 @@ class GradientState:
 
     def saved(self) -> dict[str, Any]:
         """The variables, and the restored values of those that have not been made, by name."""
-        values = {name: tf.constant(value) for name, value in self._restored.items()}
+        with tf.init_scope():  # also while a function is traced
+            values = {name: tf.constant(value) for name, value in self._restored.items()}
         return {**values, **self._variables}
 
     def restore(self, values: dict[str, Any]) -> None:
