@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 
 import keras
 import models
@@ -249,3 +250,34 @@ def test_another_number_of_workers():
         }
     )
     assert values_of_one(saved, 1, 2)["0/dual/0"] == [-1.0]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@on_ranks(1)
+def test_a_file_of_an_earlier_version(ctx, is_whole):
+    """Such a file leaves positions out: they are known if the whole model was trained."""
+    strategy, model = made(CASES["ADMM"])
+    model.fit(models.dataset(3 * 16, 16), epochs=1, verbose=0)
+    variables = [variable.value for variable in model.trainable_variables]
+    local = strategy.extended.local_updates
+    saved = local.saved(variables)
+    older = {k: v for k, v in saved.items() if k.split("/")[-1] not in ("variables", "groups")}
+    older.pop("asked")
+    older["0/round/0/steps"] = np.array([2])
+    if not is_whole:
+        older = {k: v for k, v in older.items() if k != f"0/anchor/{len(variables) - 1}"}
+    strategy, model = made(CASES["ADMM"])
+    local = strategy.extended.local_updates
+    variables = [variable.value for variable in model.trainable_variables]
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("tfdist").addHandler(handler)
+    local.restore(variables, older)
+    local.take_restored()
+    logging.getLogger("tfdist").removeHandler(handler)
+    said = [record.getMessage() for record in records]
+    assert any("an earlier version with" in message for message in said) != is_whole
+    assert [name for name in local.saved(variables) if name.endswith("round/0/steps")] == (
+        ["0/round/0/steps"] if is_whole else []
+    )
