@@ -147,8 +147,15 @@ class Records:
         return digest
 
     def add(self, record: Record) -> None:
-        """Adds the record of the next call, all of whose parts are kept."""
-        head = self.keep(record.to_bytes())
+        """Adds the record of the next call, all of whose parts are kept.
+
+        If the file cannot be written, the record says so: the call itself has succeeded.
+        """
+        try:
+            head = self.keep(record.to_bytes())
+        except OSError as error:
+            failure = record.failure or f"what it has left could not be kept: {error}"
+            head = self._keep_in_memory(failed(record.kind, failure).to_bytes())
         with self._lock:
             self._heads.append(head)
 
@@ -179,12 +186,23 @@ class Records:
         begin = min(offset, part.size)
         return part.read(begin, part.size if size is None else min(part.size, begin + size))
 
+    def _keep_in_memory(self, content: bytes) -> str:
+        """Keeps a part beyond the limit, which is small."""
+        digest = digest_of(content)
+        with self._lock:
+            if digest not in self._parts:
+                self._parts[digest] = self._held(content)
+        return digest
+
+    def _held(self, content: memoryview | bytes) -> _Part:
+        held = bytes(content)
+        self._in_memory += len(held)
+        return _Part(len(held), lambda begin, end: held[begin:end])
+
     def _kept(self, content: memoryview | bytes) -> _Part:
         size = memoryview(content).nbytes
         if self._in_memory + size <= self._limit:
-            held = bytes(content)
-            self._in_memory += size
-            return _Part(size, lambda begin, end: held[begin:end])
+            return self._held(content)
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="tfdist-records-", buffering=0)
             weakref.finalize(self, self._file.close)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from tensorflow.python.eager import context
 from tfdist.control import messages
 from tfdist.control.held_calls import ClientContext
 from tfdist.elastic import record_exchange
+from tfdist.elastic import records as records_module
 from tfdist.elastic.record_exchange import RecordServer
-from tfdist.elastic.records import Record, Records, Value, differences, digest_of
+from tfdist.elastic.records import Record, Records, Value, differences, digest_of, failed
 from tfdist.keras import random_state
 
 
@@ -119,3 +121,33 @@ def test_random_generators_go_on_as_another_process_s(is_seeded):
         assert drawn() == expected
     finally:
         random_state.restore(before)
+
+
+@pytest.mark.parametrize("limit", [0, 10])
+def test_members_go_on_when_the_disk_is_full(limit, monkeypatch):
+    def fails(file, content, at):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(records_module, "_write_at", fails)
+    records = Records(limit)
+    with pytest.raises(OSError, match="No space left"):
+        records.keep(b"weights" * 10)
+    records.add(Record("fit", rest="d"))
+    records.add(failed("evaluate", "it has ended with ValueError"))
+    assert len(records) == 2
+    found = [Record.from_bytes(records.read(records.head(call))) for call in (1, 2)]
+    assert found[0].kind == "fit" and "No space left" in found[0].failure
+    assert found[1] == failed("evaluate", "it has ended with ValueError")
+
+
+def test_what_is_kept_of_a_call_that_changes_nothing_is_small():
+    records = Records(1 << 30)
+    rest = records.keep(b"rest")
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(10_000):
+            records.add(Record("fit", {"rows": "3"}, rest))
+        assert tracemalloc.get_traced_memory()[0] - before < 200 * 10_000
+    finally:
+        tracemalloc.stop()
