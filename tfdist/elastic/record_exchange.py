@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import math
 import os
 import time
@@ -21,6 +22,7 @@ from tfdist.elastic.peers import Peers
 from tfdist.elastic.records import Record, RecordGoneError, Records, digest_of
 from tfdist.errors import TfdistError
 
+_log = logging.getLogger("tfdist.elastic")
 _CHUNK = 1 << 20  # bytes
 # A part is put together in memory before its digest is compared: a larger one cannot be read.
 _MAX_PART = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
@@ -76,7 +78,11 @@ class RecordServer:
         size = self._records.size(request.part)
         if size is None or request.offset < 0:
             return {"status": "gone"}
-        content = self._records.read(request.part, request.offset, _CHUNK)
+        try:
+            content = self._records.read(request.part, request.offset, _CHUNK)
+        except OSError as error:  # another member may have it
+            _log.warning("a part of a record of an ended call cannot be read: %s", error)
+            return {"status": "gone"}
         return {"status": "here", "bytes": base64.b64encode(content).decode(), "size": size}
 
     @property

@@ -151,3 +151,13 @@ def test_a_call_costs_little_memory_beside_the_limit():
         assert tracemalloc.get_traced_memory()[0] - before < 2000 * 2000
     finally:
         tracemalloc.stop()
+
+
+def test_a_part_that_cannot_be_read_from_the_disk_is_gone(monkeypatch):
+    def fails(*args):
+        raise OSError(5, "Input/output error")
+
+    records = Records(0)
+    digest = records.keep(b"weights")
+    monkeypatch.setattr(records_module.os, "pread", fails)
+    assert _server(records)(part=digest) == {"status": "gone"}
