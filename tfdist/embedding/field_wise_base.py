@@ -10,8 +10,8 @@ import tensorflow as tf
 from tfdist.embedding import ids as id_kinds
 from tfdist.embedding.fields import field_ids, pooled_by_slot
 from tfdist.embedding.lookup import rows_of
-from tfdist.keras.substitute_rows.calls import looked_up
 from tfdist.embedding.table import EmbeddingTable
+from tfdist.keras.substitute_rows.calls import looked_up
 
 # For type checkers: the library's `Embedding` follows this class, whose Keras has no types.
 _Base: Any = object

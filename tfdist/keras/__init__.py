@@ -40,7 +40,7 @@ _log = logging.getLogger("tfdist")
 _REPAIRS = "tfdist.keras.repairs"
 _HOOKS = "tfdist.keras.hooks"
 _ELASTIC = f"{_HOOKS}.elastic"
-_SUBSTITUTES = "tfdist.keras.substitute_rows"
+_SUBSTITUTES = f"{_HOOKS}.substitutes"
 
 # In the order of installation. Where several replace one function the last is the outermost.
 # Repairs come first, so that hooks see a Keras without defects.

@@ -6,7 +6,8 @@ import tensorflow as tf
 from keras.layers import BatchNormalization
 
 from tfdist.keras.registry import repairs
-from tfdist.keras.workers import has_copies
+from tfdist.keras.substitute_rows.calls import substitution
+from tfdist.keras.workers import has_copies, has_peers
 
 
 def _averaged_on_read(next_creator, **kwargs):
@@ -32,3 +33,22 @@ def average_moving_statistics(original, self, *args, **kwargs):
     # While a model is built symbolically, Keras creates the tf.Variable later, from these.
     variable._synchronization, variable._aggregation = "on_read", "mean"
     return variable
+
+
+@repairs(BatchNormalization, "_moments", issue="tensorflow/tensorflow#24320")
+def keep_statistics_of_no_rows(original, self, inputs, mask):
+    """`BatchNormalization` takes the mean of no rows, which is NaN.
+
+    A worker's share of the last batch can be empty, or a substitute row. Keras 2 left the moving
+    statistics as they were; so does this.
+    """
+    mean, variance = original(self, inputs, mask)
+    # Synchronized statistics are those of all workers' rows, at least one.
+    if self.synchronized or not has_peers(tf.distribute.get_strategy()):
+        return mean, variance
+    current = substitution()
+    empty = tf.equal(tf.size(inputs), 0) if current is None else current.is_empty
+    return (
+        tf.where(empty, tf.cast(self.moving_mean, mean.dtype), mean),
+        tf.where(empty, tf.cast(self.moving_variance, variance.dtype), variance),
+    )

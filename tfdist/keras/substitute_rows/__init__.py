@@ -4,5 +4,6 @@
 |---|---|
 | `padding.py` | the substitute row: adds it to inputs, removes it from outputs |
 | `calls.py` | the outermost layer call of a replica, in which the row exists |
-| `keras_3.py`, `of_tf_keras.py` | replaced functions of Keras 3 and of tf_keras |
+
+The hooks are in `tfdist.keras.hooks.substitutes`.
 """

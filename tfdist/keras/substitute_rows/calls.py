@@ -30,11 +30,9 @@ class Substitution:
     Attributes:
       is_empty: bool[], whether the batch has no rows and its row is a substitute; `None` if the
         batch is sure to have rows.
-      of_all: ids of variables whose new values are those of all replicas' rows.
     """
 
     is_empty: tf.Tensor | None
-    of_all: set[int] = dataclasses.field(default_factory=set)
 
 
 def substitution() -> Substitution | None:
@@ -100,7 +98,7 @@ def unchanged(variable: Any, value: Any) -> Any:
       value: a tensor.
     """
     current = substitution()
-    if current is None or id(variable) in current.of_all:
+    if current is None:
         return value
     return tf.where(current.is_empty, tf.cast(tf.convert_to_tensor(variable), value.dtype), value)
 

@@ -1,4 +1,4 @@
-"""Replaced functions of Keras 3: layer calls, losses of layers, assignments, synchronized moments."""
+"""Keras 3: calls of layers, losses and metrics in them, synchronized moments."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ def discount_losses(original, self, loss):
 
 
 @hooks(Variable, "assign")
-def keep_values(original, self, value):
-    """A layer that computes on a substitute row leaves its variables as they are.
-
-    States of random generators advance, as those of the other replicas do.
-    """
-    if calls.substitution() is None or in_stateless_scope() or self.name == "seed_generator_state":
+def keep_sums(original, self, value):
+    """A metric that a layer updates does not count a substitute row."""
+    # Variables of another kind have the same value on all replicas, which all compute.
+    if self.aggregation != "sum" or calls.substitution() is None or in_stateless_scope():
         return original(self, value)
     value = self._convert_to_tensor(value, dtype=self._dtype)
     return original(self, calls.unchanged(self, value))
@@ -42,8 +40,6 @@ def keep_values(original, self, value):
 @hooks(BatchNormalization, "_moments")
 def leave_out_substitutes(original, self, inputs, mask):
     """Synchronized `BatchNormalization` has the statistics of all replicas' own rows."""
-    current = calls.substitution()
-    if current is None or not self.synchronized or in_stateless_scope():
-        return original(self, inputs, mask)
-    current.of_all.update(id(variable) for variable in self.non_trainable_variables)
-    return original(self, calls.own_rows(inputs), calls.own_rows(mask))
+    if self.synchronized and not in_stateless_scope():
+        inputs, mask = calls.own_rows(inputs), calls.own_rows(mask)
+    return original(self, inputs, mask)

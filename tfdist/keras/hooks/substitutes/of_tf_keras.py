@@ -1,4 +1,4 @@
-"""Replaced functions of tf_keras: layer calls, losses of layers, `BatchNormalization`."""
+"""tf_keras: calls of layers, losses in them, `BatchNormalization`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def discount_losses(original, self, losses, **kwargs):
 def keep_moving_averages(original, self, variable, value, momentum, inputs_size):
     """A substitute row leaves the statistics of `BatchNormalization` as they are."""
     current = calls.substitution()
-    if current is not None and inputs_size is not None:
+    if current is not None and inputs_size is not None and not self.synchronized:
         inputs_size = tf.where(current.is_empty, 0, inputs_size)
     return original(self, variable, value, momentum, inputs_size)
 
@@ -38,11 +38,8 @@ def keep_moving_averages(original, self, variable, value, momentum, inputs_size)
 @hooks(BatchNormalizationBase, "_assign_new_value")
 def keep_values(original, self, variable, value):
     """A substitute row leaves statistics that are computed in one operation as they are."""
-    current = calls.substitution()
-    if current is not None and not self.synchronized:
-        value = tf.where(
-            current.is_empty, tf.cast(tf.convert_to_tensor(variable), value.dtype), value
-        )
+    if not self.synchronized:
+        value = calls.unchanged(variable, value)
     return original(self, variable, value)
 
 
