@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import keras
+import numpy as np
 import parity_models
 import pytest
+import tensorflow as tf
 from layer_cases import CASES
 from replicas import make_strategy
 from tiers import LONG, chosen
