@@ -61,12 +61,13 @@ def with_substitutes(values: Sequence[Any], is_empty: tf.Tensor) -> list[Any]:
 def _padded(values: list[Any], is_empty: tf.Tensor) -> list[Any]:
     results = [_sparse_row(v) if isinstance(v, tf.SparseTensor) else None for v in values]
     dense = [v for v in values if not isinstance(v, tf.SparseTensor)]
-    if dense and (tf.executing_eagerly() or tf.get_static_value(is_empty)):
-        made = [_row(value) for value in dense] if is_empty else dense
+    made: list[Any] = []
+    if tf.get_static_value(is_empty):
+        made = [_row(value) for value in dense]
     elif dense:
         # Its branches cost nothing in a step with rows: a pad would copy the batch.
         made = tf.cond(is_empty, lambda: [_row(value) for value in dense], lambda: list(dense))
-    remaining = iter(made if dense else [])
+    remaining = iter(made)
     return [next(remaining) if result is None else result for result in results]
 
 
@@ -126,7 +127,7 @@ def without_substitutes(value: Any, is_empty: tf.Tensor, is_static: bool) -> Any
     Args:
       value: of any type. Tensors with a known number of rows are not changed.
       is_empty: bool[], whether the inputs are substitutes.
-      is_static: whether the substitutes have a known number of rows, which is 1.
+      is_static: whether it is known that they are, and that each is one row.
     """
     if isinstance(value, tf.RaggedTensor):
         return value[: _kept(value.nrows(), is_empty)] if value.shape[0] is None else value
@@ -150,7 +151,7 @@ def _emptied(value: tf.Tensor, is_empty: tf.Tensor, is_static: bool) -> tf.Tenso
         is_number = value.dtype.is_floating or value.dtype.is_complex
         return tf.where(is_empty, tf.zeros_like(value), value) if is_number else value
     if is_static and value.shape[0] == 1:
-        return value[: tf.where(is_empty, 0, 1)]
+        return value[:0]
     if value.shape[0] is not None:
         return value
     if not tf.executing_eagerly() and not hasattr(value, _LOGITS):
