@@ -49,6 +49,7 @@ FOR_STRATEGIES = (
     f"{_REPAIRS}.variables",
     f"{_REPAIRS}.losses",
     f"{_REPAIRS}.batch_normalization",
+    f"{_REPAIRS}.layer_losses",
     f"{_REPAIRS}.overflow",
     f"{_REPAIRS}.optimizers",
     f"{_REPAIRS}.callbacks",

@@ -37,7 +37,7 @@ def average_moving_statistics(original, self, *args, **kwargs):
 
 @repairs(BatchNormalization, "_moments", issue="tensorflow/tensorflow#24320")
 def keep_statistics_of_no_rows(original, self, inputs, mask):
-    """`BatchNormalization` takes the mean of no rows, which is NaN.
+    """`BatchNormalization` takes the mean of no rows, which is NaN, or of a substitute row.
 
     A worker's share of the last batch can be empty, or a substitute row. Keras 2 left the moving
     statistics as they were; so does this.
