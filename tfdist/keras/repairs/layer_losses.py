@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
 from keras import tree
 from keras.layers import Layer
 
 from tfdist.keras.registry import repairs
 from tfdist.keras.workers import replica_with_peers
 
-_DEVICES = "_tfdist_devices"
+_REPLICA = "_tfdist_replica"
 
 
-def _devices() -> Any:
-    """What tells a replica from the others of this process; `None` outside of replicas."""
+def _index() -> Any:
+    """Tells a replica from the others of this process; `None` if there are no others."""
     replica = replica_with_peers()
-    return None if replica is None else tuple(replica.devices)
+    if replica is None or len(replica.strategy.extended.worker_devices) < 2:
+        return None
+    return tf.get_static_value(replica.replica_id_in_sync_group)
 
 
 @repairs(Layer, "add_loss")
@@ -26,27 +29,27 @@ def note_replica(original, self, loss):
     They meet within a forward pass where statistics are synchronized: all add their losses before
     one of them reads the list.
     """
-    devices = _devices()
-    for tensor in [] if devices is None else tree.flatten(loss):
-        setattr(tensor, _DEVICES, devices)
+    index = _index()
+    for tensor in [] if index is None else tree.flatten(loss):
+        setattr(tensor, _REPLICA, index)
     return original(self, loss)
 
 
 @repairs(Layer, "_get_own_losses")
 def own_losses(original, self):
     """A replica's losses are those of all replicas of its process."""
-    devices = _devices()
+    index = _index()
     losses = original(self)
-    if devices is None:
+    if index is None:
         return losses
-    return [loss for loss in losses if getattr(loss, _DEVICES, devices) == devices]
+    return [loss for loss in losses if getattr(loss, _REPLICA, index) == index]
 
 
 @repairs(Layer, "_clear_losses")
 def clear_own_losses(original, self):
     """A replica that begins a forward pass drops the losses of the others."""
-    devices = _devices()
-    losses = [] if devices is None else self._losses
-    others = [loss for loss in losses if getattr(loss, _DEVICES, devices) != devices]
+    index = _index()
+    losses = [] if index is None else self._losses
+    others = [loss for loss in losses if getattr(loss, _REPLICA, index) != index]
     original(self)
     self._losses.extend(others)
