@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 
+import keras
+import numpy as np
 import parity_models
+import tensorflow as tf
 from layer_cases import CASES
 from models import identical
 from ps_job import meet, on_job, served
@@ -32,3 +35,24 @@ def test_layers(ctx):
         name: parity_models.train(case, strategy, functools.partial(meet, ctx, name))
         for name, case in LAYERS.items()
     }
+
+
+@on_job(2)
+def test_tables(ctx):
+    """A substitute row makes no row of a table."""
+    if served():
+        return
+    strategy = tfdist.ParameterServerStrategy(mode="sync")
+    ids = np.arange(100, 117)[:, np.newaxis]
+    with strategy.scope():
+        table = tfdist.layers.Embedding(None, 4, optimizer=tfdist.embedding.SGD(learning_rate=0.1))
+        inputs = keras.Input((1,), dtype="int64")
+        hidden = keras.layers.Flatten()(table(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model.compile("sgd", "mse")
+    meet(ctx, "made")
+    data = tf.data.Dataset.from_tensor_slices((ids, ids / 100.0)).batch(8)
+    logs = model.fit(data, verbose=0).history
+    assert np.isfinite(logs["loss"]).all()
+    meet(ctx, "trained")
+    assert sorted(table.table.columns()["ids"].tolist()) == ids[:, 0].tolist()
