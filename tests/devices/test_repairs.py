@@ -9,6 +9,7 @@ import keras_repairs
 import models
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 from models import built_classifier, difference
 from tensorflow.python.distribute.input_lib import DistributedDataset
@@ -60,6 +61,28 @@ def test_a_replica_without_rows_logs_nan(strategy, undo):
     assert np.isfinite(fit()).all()
     undo("reduce_no_rows")
     assert np.isnan(fit()).all()
+
+
+def test_replicas_share_the_losses_of_layers(strategy, undo):
+    """They meet in a synchronized normalization, which follows the layer that adds a loss."""
+
+    def logs(of):
+        keras.utils.set_random_seed(0)
+        with of.scope():
+            inputs = keras.Input((models.COLUMNS,))
+            hidden = keras.layers.ActivityRegularization(l2=0.1)(inputs)
+            hidden = keras.layers.BatchNormalization(synchronized=True)(hidden)
+            model = keras.Model(inputs, keras.layers.Dense(models.CLASSES)(hidden))
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(keras.optimizers.SGD(0.1), loss)
+        return model.fit(models.dataset(29, 7), verbose=0).history["loss"][0]
+
+    expected = logs(tf.distribute.get_strategy())
+    assert abs(logs(strategy) - expected) <= 1e-5
+    undo("note_replica")
+    undo("own_losses")
+    undo("clear_own_losses")
+    assert abs(logs(strategy) - expected) > 1e-2
 
 
 def _model_built_outside(strategy):

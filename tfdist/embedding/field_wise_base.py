@@ -11,6 +11,7 @@ from tfdist.embedding import ids as id_kinds
 from tfdist.embedding.fields import field_ids, pooled_by_slot
 from tfdist.embedding.lookup import rows_of
 from tfdist.embedding.table import EmbeddingTable
+from tfdist.keras.substitute_rows.calls import looked_up
 
 # For type checkers: the library's `Embedding` follows this class, whose Keras has no types.
 _Base: Any = object
@@ -129,7 +130,8 @@ class RemoteFieldWise(_Base):
             rows = tf.zeros([tf.shape(ids)[0], len(slots), self.output_dim])
         else:
             self._find_table(variable)
-            rows = self._rows(ids, slots, self._counts(training))
+            counts = self._counts(training)
+            rows = looked_up(lambda own: self._rows(own, slots, counts), ids)
         rows = tf.cast(id_kinds.clipped(rows, self.max_norm), self.compute_dtype)
         return pooled_by_slot(rows, weights, slots, self.combiner)
 

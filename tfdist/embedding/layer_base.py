@@ -12,6 +12,7 @@ from tfdist.embedding import ids as id_kinds
 from tfdist.embedding import optimizers
 from tfdist.embedding.lookup import check_max_norm, rows_of
 from tfdist.embedding.table import ROWS, EmbeddingTable
+from tfdist.keras.substitute_rows.calls import looked_up
 
 # The prefix of a table's columns in a saved layer.
 ROWS_OF_TABLE = "rows_"
@@ -172,7 +173,8 @@ class RemoteEmbedding(_Base):
             rows = tf.ensure_shape(rows, [*flat.shape, self.output_dim])
         else:
             self._find_table(variable)
-            (rows,) = rows_of([self.table], [flat], self._counts(training))
+            counts = self._counts(training)
+            rows = looked_up(lambda ids: rows_of([self.table], [ids], counts)[0], flat)
         rows = tf.cast(id_kinds.clipped(rows, self.max_norm), self.compute_dtype)
         return id_kinds.combined(inputs, rows, weights, self.combiner)
 

@@ -40,6 +40,7 @@ _log = logging.getLogger("tfdist")
 _REPAIRS = "tfdist.keras.repairs"
 _HOOKS = "tfdist.keras.hooks"
 _ELASTIC = f"{_HOOKS}.elastic"
+_SUBSTITUTES = f"{_HOOKS}.substitutes"
 
 # In the order of installation. Where several replace one function the last is the outermost.
 # Repairs come first, so that hooks see a Keras without defects.
@@ -48,6 +49,7 @@ FOR_STRATEGIES = (
     f"{_REPAIRS}.variables",
     f"{_REPAIRS}.losses",
     f"{_REPAIRS}.batch_normalization",
+    f"{_REPAIRS}.layer_losses",
     f"{_REPAIRS}.overflow",
     f"{_REPAIRS}.optimizers",
     f"{_REPAIRS}.callbacks",
@@ -56,6 +58,7 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.epoch_calls",
     f"{_HOOKS}.positions",
     f"{_HOOKS}.row_weights",
+    f"{_SUBSTITUTES}.keras_3",
     f"{_HOOKS}.server_optimizers",
     f"{_HOOKS}.table_gradients",
     f"{_HOOKS}.local_updates",
@@ -80,6 +83,7 @@ FOR_TF_KERAS = (
     *TABLES_OF_TF_KERAS,
     f"{_ELASTIC}.tf_keras_functions",
     f"{_HOOKS}.tf_keras_training",
+    f"{_SUBSTITUTES}.of_tf_keras",
     f"{_HOOKS}.tf_keras_local_updates",
     f"{_HOOKS}.tf_keras_logs",
     f"{_ELASTIC}.tf_keras_order",

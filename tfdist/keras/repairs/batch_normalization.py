@@ -6,6 +6,7 @@ import tensorflow as tf
 from keras.layers import BatchNormalization
 
 from tfdist.keras.registry import repairs
+from tfdist.keras.substitute_rows.calls import substitution
 from tfdist.keras.workers import has_copies, has_peers
 
 
@@ -36,16 +37,17 @@ def average_moving_statistics(original, self, *args, **kwargs):
 
 @repairs(BatchNormalization, "_moments", issue="tensorflow/tensorflow#24320")
 def keep_statistics_of_no_rows(original, self, inputs, mask):
-    """`BatchNormalization` takes the mean of no rows, which is NaN.
+    """`BatchNormalization` takes the mean of no rows, which is NaN, or of a substitute row.
 
-    A worker's share of the last batch can be empty. Keras 2 left the moving statistics as they
-    were; so does this.
+    A worker's share of the last batch can be empty, or a substitute row. Keras 2 left the moving
+    statistics as they were; so does this.
     """
     mean, variance = original(self, inputs, mask)
     # Synchronized statistics are those of all workers' rows, at least one.
     if self.synchronized or not has_peers(tf.distribute.get_strategy()):
         return mean, variance
-    empty = tf.equal(tf.size(inputs), 0)
+    current = substitution()
+    empty = tf.equal(tf.size(inputs), 0) if current is None else current.is_empty
     return (
         tf.where(empty, tf.cast(self.moving_mean, mean.dtype), mean),
         tf.where(empty, tf.cast(self.moving_variance, variance.dtype), variance),

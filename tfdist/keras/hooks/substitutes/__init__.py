@@ -1,0 +1,1 @@
+"""Hooks for replicas without rows; see `tfdist.keras.substitute_rows`."""
