@@ -45,6 +45,7 @@ _ELASTIC = f"{_HOOKS}.elastic"
 # Repairs come first, so that hooks see a Keras without defects.
 FOR_STRATEGIES = (
     f"{_REPAIRS}.training",
+    f"{_REPAIRS}.results",
     f"{_REPAIRS}.variables",
     f"{_REPAIRS}.losses",
     f"{_REPAIRS}.batch_normalization",

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import tensorflow as tf
 from keras import tree
-from keras.src.backend.tensorflow import trainer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
-from tensorflow.python.distribute.distribute_utils import regroup
 from tensorflow.python.distribute.values import PerReplicaSpec
 from tensorflow.python.framework.none_tensor import NoneTensorSpec
 
 from tfdist.data import draws
-from tfdist.keras.models import is_variable, tf_variable
 from tfdist.keras.registry import repairs
-from tfdist.keras.workers import communicator_of, has_copies, is_ours, replica_with_copies
+from tfdist.keras.workers import communicator_of, replica_with_copies
 
 
 @repairs(data_adapters, "is_tf_dataset", since="3.8", until="3.8")
@@ -101,25 +98,6 @@ def log_metrics_of_all_replicas(original, self):
     return replica.merge_call(lambda strategy: original(self))
 
 
-@repairs(trainer, "reduce_per_replica")
-def reduce_results_that_are_variables(original, values, strategy, reduction):
-    """`fit` on several workers fails with a metric whose `result` is its variable.
-
-    The example in the documentation of `keras.metrics.Metric` is one. Reduced are the values that
-    the variable has in this worker's replicas, as those of other results are.
-    """
-    if is_ours(strategy) and getattr(strategy, "communicator", None) is not None:
-        values = tree.map_structure(lambda value: _in_replicas(value, strategy), values)
-    return original(values, strategy, reduction)
-
-
-def _in_replicas(value, strategy):
-    if not is_variable(value):
-        return value
-    parts = strategy.experimental_local_results(tf_variable(value))
-    return regroup(tuple(tf.convert_to_tensor(part) for part in parts))
-
-
 @repairs(TFEpochIterator, "_get_iterator")
 def open_arrays_once_an_epoch(original, self):
     """`fit` opens its data a second time at the end of each epoch, and drops what it has opened.
@@ -152,14 +130,3 @@ def _copy_numbers(*batch):
         return tf.raw_ops.DeepCopy(x=leaf) if is_number else leaf
 
     return tf.nest.map_structure(copy, batch, expand_composites=True)
-
-
-@repairs(TensorFlowTrainer, "predict_on_batch")
-def predict_on_batch_once(original, self, x):
-    """`predict_on_batch` returns every row once per device, since each predicts the whole batch."""
-    predicted = original(self, x)
-    strategy = self.distribute_strategy
-    if not has_copies(strategy) or communicator_of(self) is not None:
-        return predicted
-    replicas = strategy.num_replicas_in_sync
-    return tree.map_structure(lambda rows: rows[: rows.shape[0] // replicas], predicted)
