@@ -15,6 +15,7 @@
 | `on_rank_zero.py` | `tfdist.callbacks.OnRankZero` |
 | `searches.py`, `project_files.py` | KerasTuner's searches and their files |
 | `after_import.py` | what is to be done when a package is imported |
+| `scalar_losses.py` | losses that return one number for a batch |
 | `drawing.py` | how often the data of a model has drawn orders |
 | `elastic_steps.py`, `elastic_state.py` | steps of an elastic job, and what a newcomer receives |
 
@@ -57,6 +58,7 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.epoch_calls",
     f"{_HOOKS}.positions",
     f"{_HOOKS}.row_weights",
+    f"{_HOOKS}.scalar_losses",
     f"{_HOOKS}.server_optimizers",
     f"{_HOOKS}.table_gradients",
     f"{_HOOKS}.local_updates",
