@@ -41,7 +41,37 @@ def build_from_local_batch(original, self, iterator=None, data_batch=None):
     if self._distribute_strategy is not None and iterator is not None:
         data_batch = _shapes_of_replica(self, iterator)
         iterator = None
-    return original(self, iterator=iterator, data_batch=data_batch)
+    if self._distribute_strategy is None:
+        return original(self, iterator=iterator, data_batch=data_batch)
+    # A step of one's own may not call the model, as a GAN's, or call it with parts of a batch.
+    if _has_own_step(self) and _are_built(self, include_self=False):
+        return None
+    try:
+        return original(self, iterator=iterator, data_batch=data_batch)
+    except Exception as error:
+        # The first step makes metrics and the rest. It has more than shapes: the replica, and
+        # ragged or sparse tensors. What is wrong with the data it tells, too.
+        if _are_built(self, include_self=True):
+            return None
+        kind = ValueError if isinstance(error, ValueError) else RuntimeError
+        raise kind(
+            f"{error}\n{type(self).__name__} must have its variables before its first step on "
+            "several replicas: call its layers once within strategy.scope(), or set self.built = "
+            "True where it has them all"
+        ) from error
+
+
+def _are_built(model, include_self):
+    return all(layer.built for layer in model._flatten_layers(include_self=include_self))
+
+
+def _has_own_step(model):
+    """Whether a step is not Keras's, so that the model need not be called with a batch."""
+    kind = type(model)
+    return (
+        kind.train_step is not TensorFlowTrainer.train_step
+        or kind.test_step is not TensorFlowTrainer.test_step
+    )
 
 
 def _shapes_of_replica(model, epoch_iterator):
@@ -57,7 +87,7 @@ def _shapes_of_replica(model, epoch_iterator):
     shapes = [spec.shape for spec in tree.flatten(specs) if spec is not None]
     ranks_known = all(shape.rank is not None for shape in shapes)
     # Layers may need sizes that only a batch has.
-    is_built = all(layer.built for layer in model._flatten_layers())
+    is_built = _are_built(model, include_self=True)
     if yields_once or (
         ranks_known and (is_built or all(None not in shape[1:].as_list() for shape in shapes))
     ):
