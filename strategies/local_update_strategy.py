@@ -28,7 +28,6 @@ from tfdist.job.start import start
 from tfdist.rules import EASGD, ModelAveraging, Rule, StreamingDiLoCo
 from tfdist.strategies._elastic_extended import ElasticExtended
 from tfdist.strategies._local_updates.centre import Centre
-from tfdist.strategies._local_updates.group import without_strategy
 from tfdist.strategies._local_updates.local_updates import LocalUpdates
 from tfdist.strategies._local_updates.saved_state import LocalState
 from tfdist.strategies.communication_options import CommunicationOptions, is_variable
@@ -199,8 +198,6 @@ class LocalUpdateExtended(MultiWorkerMirroredExtended):
                 f"{len(self.worker_devices)}: {', '.join(self.worker_devices)}"
             )
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        # How often the workers were to ask each other for more data, since they last did.
-        self._asked = without_strategy(lambda: tf.Variable(0, dtype=tf.int64))
 
     def _create_variable(self, next_creator, **kwargs):
         variable = super()._create_variable(next_creator, **kwargs)
@@ -256,19 +253,20 @@ class LocalUpdateExtended(MultiWorkerMirroredExtended):
         round. A worker whose data has ended makes steps without rows until then.
         """
         reduce = super()._reduce_to
+        asked = self.local_updates.asked
 
         def ask() -> tf.Tensor:
             summed = reduce(tf.distribute.ReduceOp.SUM, value, destinations, options)
             total = self._local_results(summed)[0]
-            self._asked.assign(tf.cast(tf.reduce_any(total > 0), tf.int64))
+            asked.assign(tf.cast(tf.reduce_any(total > 0), tf.int64))
             return total
 
         def go_on() -> tf.Tensor:
-            self._asked.assign_add(1)
+            asked.assign_add(1)
             return tf.maximum(value, 1)
 
         every = self.local_updates.sync_every
-        return tf.cond(self._asked % every == 0, ask, go_on)
+        return tf.cond(asked % every == 0, ask, go_on)
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
         variables = [v for _, v in value_destination_pairs if is_variable(v)]

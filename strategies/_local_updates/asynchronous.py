@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,9 +32,19 @@ class AsynchronousGroup(Group):
         self._centre = centre
         self._of_centre: list[CentreVariable] = []
 
-    def join(self) -> None:
-        """Connects the group to the centre, once its values have been restored."""
-        without_strategy(self._join)
+    def join(self, former: AsynchronousGroup | None = None) -> None:
+        """Connects the group to the centre, once its values have been restored.
+
+        Args:
+          former: a group of the same variables, in whose place this one stands.
+        """
+        if former is None:
+            without_strategy(self._join)
+            return
+        self._of_centre = [
+            dataclasses.replace(of_centre, anchor=anchor)
+            for of_centre, anchor in zip(former._of_centre, self.anchors, strict=True)
+        ]
 
     def _join(self) -> None:
         self.copy_anchor()

@@ -16,6 +16,7 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.values import DistributedVariable
 
 from tfdist.rules import Rule
+from tfdist.strategies._local_updates.former_optimizer import FormerOptimizer
 
 _T = TypeVar("_T")
 
@@ -27,7 +28,7 @@ class Group:
     round's first step, so that values that a program has assigned before are part of it.
 
     Args:
-      optimizer: of Keras 3 or tf_keras; it has been built.
+      optimizer: of Keras 3 or tf_keras, which has been built, or a `FormerOptimizer`.
       variables: the strategy's variables, which `optimizer` trains.
       rule: how workers combine them.
       workers: the number of workers.
@@ -47,7 +48,7 @@ class Group:
         # Those that are averaged.
         self.slots = [component(v) for v in own] if slots == "average" else []
         self._reset = [component(v) for v in own] if slots == "reset" else []
-        self._initial: list[np.ndarray] = []
+        self._initial: list[Any] = []
         without_strategy(lambda: self._make(optimizer, workers))
 
     def _make(self, optimizer: Any, workers: int) -> None:
@@ -64,7 +65,9 @@ class Group:
         self._has_begun = tf.Variable(False)
         self._outer = self._rule.outer_optimizer(workers)
         self._outer.build(self._anchors)
-        if self._reset:
+        if self._reset and isinstance(optimizer, FormerOptimizer):
+            self._reset, self._initial = [optimizer.are_reset], [True]
+        elif self._reset:
             new = type(optimizer).from_config(optimizer.get_config())
             is_keras_3 = isinstance(new, keras.optimizers.Optimizer)
             new.build(self._anchors if is_keras_3 else [a.value for a in self._anchors])
@@ -85,6 +88,8 @@ class Group:
             "outer": _but_rates(self._outer),
             "has_begun": [self._has_begun],
         }
+        if isinstance(optimizer, FormerOptimizer):
+            kinds["are_reset"] = [optimizer.are_reset]
         for name in self._rule.state_names:
             kinds[name] = [state[name] for state in self._states]
         return {f"{kind}/{i}": component(v) for kind, vs in kinds.items() for i, v in enumerate(vs)}
@@ -158,9 +163,13 @@ class Group:
             return tf.zeros([len(self._rule.residual_names)], tf.float64)
 
         residuals = by_rule() if in_warmup is None else tf.cond(in_warmup, to_mean, by_rule)
+        self.reset_slots()
+        return residuals
+
+    def reset_slots(self) -> None:
+        """Gives the optimizer's variables their first values, if rounds end with that."""
         for slot, initial in zip(self._reset, self._initial, strict=True):
             slot.assign(initial)
-        return residuals
 
     def go_to_anchors(self) -> None:
         """Gives the variables the anchor's values, unless they have them."""

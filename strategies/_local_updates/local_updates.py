@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +26,7 @@ from tfdist.strategies._local_updates.asynchronous import AsynchronousGroup, Asy
 from tfdist.strategies._local_updates.centre import Centre
 from tfdist.strategies._local_updates.counter import Counter
 from tfdist.strategies._local_updates.elastic_round import ElasticRound
+from tfdist.strategies._local_updates.former_optimizer import FormerOptimizer
 from tfdist.strategies._local_updates.fragmented_group import FragmentedGroup
 from tfdist.strategies._local_updates.group import (
     Group,
@@ -32,10 +36,31 @@ from tfdist.strategies._local_updates.group import (
 )
 from tfdist.strategies._local_updates.round_end import RoundEnd
 from tfdist.strategies._local_updates.rounds import Round
-from tfdist.strategies._local_updates.saved_state import Values, values_of_all, values_of_one
+from tfdist.strategies._local_updates.saved_state import (
+    Values,
+    anchors_in,
+    values_of_all,
+    values_of_one,
+    with_positions,
+)
 from tfdist.strategies._local_updates.streaming_round import StreamingRound
 
+_log = logging.getLogger("tfdist")
+
 AnyGroup = Group | FragmentedGroup
+
+
+@dataclasses.dataclass(frozen=True)
+class _Restored:
+    """Values of groups that have not been made.
+
+    Args:
+      variables: of the model, in its order.
+      groups: this worker's values of each group, by the position of its first variable.
+    """
+
+    variables: list[weakref.ref[Any]]
+    groups: dict[int, dict[str, Any]]
 
 
 class _Step:
@@ -106,9 +131,11 @@ class LocalUpdates:
         self._groups = weakref.WeakKeyDictionary()
         self._rounds: weakref.WeakValueDictionary[tuple[int, ...], Round]
         self._rounds = weakref.WeakValueDictionary()
-        # Restored values of groups that have not been made, by the id of the first variable that
-        # they train, with that variable.
-        self._restored: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
+        self._restored: list[_Restored] = []
+        # Those of groups that were restored, and that no optimizer of the program trains yet.
+        self._former: list[FormerOptimizer] = []
+        # How often the workers were to ask each other for more data, since they last did.
+        self.asked = without_strategy(lambda: tf.Variable(0, dtype=tf.int64))
         # Strong references: garbage is collected at another time on each worker.
         self._statistics: list[Any] = []
         self._thread = _Thread()
@@ -258,6 +285,8 @@ class LocalUpdates:
                 "in one that goes on with fewer (min_contributors, TFDIST_ELASTIC) fit alone ends "
                 "rounds"
             )
+        # Also the ones that were restored, and in which this process has made no step.
+        self.take_restored()
         for running in list(self._rounds.values()):
             running.end_early()
 
@@ -266,8 +295,9 @@ class LocalUpdates:
         return {k: v for running in self._rounds.values() for k, v in running.residuals().items()}
 
     def is_trained(self, variables: Sequence[Any]) -> bool:
-        """Whether an optimizer has been applied to some of the variables."""
-        return bool(self._by_position(variables))
+        """Whether an optimizer has been applied to some of the variables in this process."""
+        groups = self._by_position(variables).values()
+        return any(not self._is_former(group) for group in groups)
 
     def saved(self, variables: Sequence[Any], of_all: bool = True) -> Values:
         """What another process needs to go on with the training of variables.
@@ -276,12 +306,25 @@ class LocalUpdates:
           variables: those of a model, in its order.
           of_all: with the values of all workers, which all call this; else this worker's.
         """
-        found: dict[str, tf.Variable] = {}
+        self.take_restored()
+        found: dict[str, tf.Variable | tf.Tensor] = {}
+        positions = {id(of_tensorflow(v)): i for i, v in enumerate(variables)}
+
+        def positions_of(trained: Sequence[Any]) -> tf.Tensor:
+            return tf.constant([positions.get(id(variable), -1) for variable in trained], tf.int64)
+
         for position, group in self._by_position(variables).items():
             for running in group.rounds:
                 running.settle()
             group.copy_anchor()
-            found |= _below(str(position), self._saved_of(group))
+            of_group = self._saved_of(group)
+            of_group["variables"] = positions_of(group.variables)
+            for i, running in enumerate(group.rounds):
+                firsts = [other.variables[0] for other in running.groups]
+                of_group[f"round/{i}/groups"] = positions_of(firsts)
+            found |= _below(str(position), of_group)
+        if found:
+            found["asked"] = self.asked
         # Outside of units of work a member of an elastic job needs no other one.
         is_alone = not of_all or self._job is not None
         return values_of_all(found, None if is_alone else self._communicator)
@@ -289,21 +332,99 @@ class LocalUpdates:
     def restore(self, variables: Sequence[Any], values: Values) -> None:
         """Lets the training of variables go on from what `saved` has returned.
 
-        A group takes its values when it is made, if its optimizer has not been applied before.
+        Groups of optimizers that were not applied before take their values in `take_restored`, or
+        before the first step.
         """
         if self._communicator is None or self._job is not None:
             mine = values_of_one(values, 0, 1)
         else:
             mine = values_of_one(values, self._communicator.rank, self.workers)
+        if "asked" in mine:
+            self.asked.assign(mine.pop("asked"))
+        ids = {id(of_tensorflow(variable)) for variable in variables}
+        for former, group in self._former_groups():
+            if any(id(variable) in ids for variable in group.variables):
+                self._forget(former, group)
         existing = self._by_position(variables)
-        for position, variable in enumerate(variables):
-            of_group = _without(str(position), mine)
-            if of_group and position in existing:
-                existing[position].restored = of_group
+        positions = sorted({int(name.split("/")[0]) for name in mine})
+        of_groups = {p: _without(str(p), mine) for p in positions}
+        groups = {p: with_positions(p, values) for p, values in of_groups.items()}
+        trained = sorted(i for values in groups.values() for i in values["variables"].tolist())
+        is_known = all("variables" in values for values in of_groups.values())
+        if not is_known and trained != list(range(len(variables))):
+            _log.warning(
+                "LocalUpdateStrategy: expected a checkpoint that says which variables were "
+                "trained, or one of an earlier version in which all %d were, received one of an "
+                "earlier version with %d: the steps of its open round are lost, and training "
+                "begins a new round",
+                *(len(variables), len(trained)),
+            )
+            groups = {}
+        for position in list(groups):
+            if position in existing:
+                existing[position].restored = groups.pop(position)
                 self._restore_group(existing[position])
-            elif of_group:
-                first = of_tensorflow(variable)
-                self._restored[id(first)] = weakref.ref(first), of_group
+        references = [weakref.ref(of_tensorflow(variable)) for variable in variables]
+        self._restored = [r for r in self._restored if not ids & {id(v()) for v in r.variables}]
+        if groups:
+            self._restored.append(_Restored(references, groups))
+
+    def take_restored(self) -> None:
+        """Gives variables and rounds what was restored, though no optimizer was applied yet.
+
+        Call it when the variables have the values of the same checkpoint.
+        """
+        restored, self._restored = self._restored, []
+        for each in restored:
+            variables = [reference() for reference in each.variables]
+            made: dict[int, AnyGroup] = {}
+            for position, values in each.groups.items():
+                trained = [variables[i] if i >= 0 else None for i in values["variables"].tolist()]
+                shapes = [anchor.shape for anchor in anchors_in(values)]
+                if [None if v is None else tuple(v.shape) for v in trained] == shapes:
+                    made[position] = self._former_group(trained, values)
+                elif any(variable is not None for variable in trained):
+                    _log.warning(
+                        "LocalUpdateStrategy: expected a checkpoint of variables of the shapes %s, "
+                        "received %s: their training begins a new round",
+                        [None if v is None else tuple(v.shape) for v in trained],
+                        shapes,
+                    )
+            for position, group in made.items():
+                i = 0
+                while (of_round := each.groups[position].get(f"round/{i}/groups")) is not None:
+                    if any(other not in made for other in of_round.tolist()):
+                        break
+                    self._round([made[other] for other in of_round.tolist()])
+                    i += 1
+                assert len(group.rounds) == i
+
+    def _former_group(self, variables: list[Any], values: dict[str, Any]) -> AnyGroup:
+        former = without_strategy(lambda: FormerOptimizer(values))
+        group = self._new_group(former, variables)
+        self._groups[former] = {tuple(id(variable) for variable in variables): group}
+        self._former.append(former)
+        group.restored = values
+        self._restore_group(group)
+        if isinstance(group, AsynchronousGroup):
+            group.join()
+        return group
+
+    def _former_groups(self) -> list[tuple[FormerOptimizer, AnyGroup]]:
+        return [
+            (former, group) for former in self._former for group in self._groups[former].values()
+        ]
+
+    def _is_former(self, group: AnyGroup) -> bool:
+        return any(group is other for _, other in self._former_groups())
+
+    def _forget(self, former: FormerOptimizer, group: AnyGroup) -> None:
+        # At once: the garbage collector comes later, and a synchronization would end its rounds.
+        for running in group.rounds:
+            self._rounds.pop(tuple(id(other) for other in running.groups), None)
+        group.rounds.clear()
+        self._former.remove(former)
+        del self._groups[former]
 
     def _by_position(self, variables: Sequence[Any]) -> dict[int, AnyGroup]:
         """The newest groups of variables, by the position of the first one that a group trains."""
@@ -312,12 +433,12 @@ class LocalUpdates:
         firsts = [(id(group.variables[0]), group) for group in groups]
         return {positions[first]: group for first, group in firsts if first in positions}
 
-    def _saved_of(self, group: AnyGroup) -> dict[str, tf.Variable]:
-        found = group.saved()
+    def _saved_of(self, group: AnyGroup) -> dict[str, tf.Variable | tf.Tensor]:
+        found: dict[str, tf.Variable | tf.Tensor] = {**group.saved()}
         for i, running in enumerate(group.rounds):
             found |= _below(f"round/{i}", running.saved())
         for i, state in enumerate(self._feedback(group)):
-            found |= _below(f"feedback/{i}", state.variables)
+            found |= _below(f"feedback/{i}", state.saved())
         return found
 
     def _feedback(self, group: AnyGroup) -> list[GradientState]:
@@ -335,15 +456,32 @@ class LocalUpdates:
         for running in group.rounds:
             self._restore_round(running)
         without_strategy(lambda: _assign(group.saved(), values))
+        if isinstance(group, Group) and values.get("are_reset/0", False):
+            without_strategy(group.reset_slots)
         if isinstance(group, AsynchronousGroup):
             group.publish()
 
-    def _take_restored(self, group: AnyGroup) -> None:
-        """Gives a new group the values that were restored for it; a later one gets none."""
-        first = group.variables[0]
-        variable, values = self._restored.pop(id(first), (None, {}))
-        if variable is not None and variable() is first:
-            group.restored = values
+    def _take_former(self, group: AnyGroup) -> AnyGroup | None:
+        """Gives a new group the values of the one that was restored for its variables.
+
+        Returns:
+          The restored one; `None` if there is none.
+        """
+        self.take_restored()
+        ids = [id(variable) for variable in group.variables]
+        for former, other in self._former_groups():
+            others = [id(variable) for variable in other.variables]
+            if ids == others:
+                variables = self._saved_of(other)
+                group.restored = without_strategy(functools.partial(_values, variables))
+                self._forget(former, other)
+                return other
+            if not set(ids).isdisjoint(others):
+                # The program trains other variables now. Its workers go on from the same values.
+                for running in list(other.rounds):
+                    running.end_early()
+                self._forget(former, other)
+        return None
 
     def _restore_round(self, running: Round) -> None:
         group = running.groups[0]
@@ -360,11 +498,12 @@ class LocalUpdates:
                     "LocalUpdateStrategy: expected an optimizer without use_ema, received "
                     f"{optimizer.name!r}: each worker would have moving averages of its own"
                 )
-            group = groups[key] = self._new_group(optimizer, variables)
-            self._take_restored(group)
+            group = self._new_group(optimizer, variables)
+            former = self._take_former(group)
+            groups[key] = group
             self._restore_group(group)
             if isinstance(group, AsynchronousGroup):
-                group.join()
+                group.join(former if isinstance(former, AsynchronousGroup) else None)
         return groups[key]
 
     def _round(self, groups: list[AnyGroup]) -> Round:
@@ -415,6 +554,10 @@ def _below(prefix: str, found: dict[str, tf.Variable]) -> dict[str, tf.Variable]
 def _without(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
     prefix += "/"
     return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+
+
+def _values(variables: dict[str, tf.Variable | tf.Tensor]) -> dict[str, Any]:
+    return {name: variable.numpy() for name, variable in variables.items()}
 
 
 def _assign(variables: dict[str, tf.Variable], values: dict[str, Any]) -> None:

@@ -5,8 +5,12 @@
     0/slot/5             a variable of the worker's optimizer
     0/outer/1            a variable of the outer optimizer
     0/dual/2             a variable of the rule
+    0/variables          the positions of the variables that the group trains
+    0/are_reset/0        whether the optimizer's variables are to be what they were at first
     0/round/0/rows       a counter of the group's rounds
+    0/round/0/groups     the positions of the groups that end their rounds together
     0/feedback/2/right   what a compressor keeps for the pseudo-gradient
+    asked                the steps since the workers asked each other for more data
 
 The first number is the position, among the variables of the model, of the first one that the group
 trains. Names of variables would differ between processes that have made other models before.
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,18 +33,21 @@ from tfdist import ops
 Values = dict[str, np.ndarray]
 
 # Parts of the names of what is equal on all workers.
-_SHARED = {"anchor", "outer", "steps", "steps_in_all", "norms", "right"}
+_SHARED = {
+    *("anchor", "outer", "steps", "steps_in_all", "norms", "right"),
+    *("variables", "groups", "are_reset", "asked"),
+}
 # Those of which the workers' sum counts: rows of a round, and what error feedback has not sent.
 _SUMMED = {"rows", "residual"}
 
 
 def values_of_all(
-    variables: dict[str, tf.Variable], communicator: ops.Communicator | None
+    variables: dict[str, tf.Variable | tf.Tensor], communicator: ops.Communicator | None
 ) -> Values:
     """The values of variables on all workers, which all call this with the same names.
 
     Args:
-      variables: by names of this module.
+      variables: by names of this module; positions are tensors.
       communicator: the workers; `None` if there is one, or only this one's values are wanted.
     """
     local = {name: variable.numpy()[np.newaxis] for name, variable in variables.items()}
@@ -76,6 +84,30 @@ def values_of_one(values: Values, rank: int, workers: int) -> Values:
         return of_all.mean(0).astype(of_all.dtype) if is_float else of_all[0]
 
     return {name: value_of(name, of_all) for name, of_all in values.items()}
+
+
+def anchors_in(values: Values) -> list[np.ndarray]:
+    """The anchors of a group, in the order of its variables; of one worker."""
+    return [value for name, value in values.items() if name.split("/")[-2:-1] == ["anchor"]]
+
+
+def with_positions(position: int, values: Values) -> Values:
+    """The values of a group, with the positions that files of earlier versions leave out.
+
+    Args:
+      position: of the group's first variable.
+      values: of one worker.
+    """
+    count = len(anchors_in(values))
+    return {
+        "variables": np.arange(position, position + count),
+        **{
+            name.replace("/steps", "/groups"): np.array([position])
+            for name in values
+            if re.fullmatch(r"round/\d+/steps", name)
+        },
+        **values,
+    }
 
 
 class LocalState(tf.train.experimental.PythonState):

@@ -85,7 +85,10 @@ LONG_CASES = {
     # Top-k has feedback too, and its recurrence; of each method the bytes.
     "test_compressed_local_updates.py": r"in_the_end\[2-ranks-powersgd\]|test_bytes_of_each",
     # The loop saves and restores the same; DiLoCo and top-k have an outer optimizer and feedback.
+    # Of open rounds a rule with momentum, slots that are reset, fragments, several steps at once.
     "test_resumed_local_updates.py": r"test_custom\w+\[2-ranks-DiLoCo"
+    r"|test_a_round\w+\[1-rank-(?!BMUF|slots anew|streaming, late|averaging-7)"
+    r"|test_a_round\w+\[2-ranks-(?!ADMM|DiLoCo with top-k)"
     r"|test_fit\w+\[2-ranks-(DiLoCo with PowerSGD|EASGD|ADMM|streaming)\]",
     # Step by step, and with all delays; one fragment follows the same recurrence.
     "test_streaming_diloco.py": r"recurrence\[2-ranks-11\]|test_one_fragment",

@@ -26,6 +26,12 @@ class GradientState:
         """Those that have been made, by name."""
         return dict(self._variables)
 
+    def saved(self) -> dict[str, Any]:
+        """The variables, and the restored values of those that have not been made, by name."""
+        with tf.init_scope():  # also while a function is traced
+            values = {name: tf.constant(value) for name, value in self._restored.items()}
+        return {**values, **self._variables}
+
     def restore(self, values: dict[str, Any]) -> None:
         """Gives variables their values, those that have not been made when they are."""
         for name, value in values.items():

@@ -24,9 +24,16 @@ from tfdist.elastic.membership import Membership
 from tfdist.elastic.records import Record, Records, failed
 from tfdist.errors import TfdistError
 
+_MAX_FAILURE = 400  # characters
+
 
 class CallFailedError(TfdistError):
     """The members' call has raised an error, and this process has left it out."""
+
+
+def _printable(text: str) -> str:
+    """A text of another process, without what a terminal may obey."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text[:_MAX_FAILURE])
 
 
 class Calls:
@@ -88,7 +95,11 @@ class Calls:
             yield
         except Exception as error:
             if self._depth == 1 and self.ended == before:
-                self.end(failed(kind, f"it has ended with {type(error).__name__}: {error}"[:400]))
+                self.end(
+                    failed(
+                        kind, f"it has ended with {type(error).__name__}: {error}"[:_MAX_FAILURE]
+                    )
+                )
             raise
         finally:
             self._depth -= 1
@@ -145,7 +156,7 @@ class Calls:
         self.end(record)
         raise CallFailedError(
             f"call number {number} of fit, evaluate and predict, {record.kind}, was left out, "
-            f"because the members have ended it: {record.failure}"
+            f"because the members have ended it: {_printable(record.failure)}"
         )
 
     def _stand(self) -> None:

@@ -6,17 +6,21 @@
       |   "array_0"  the array
       `-> a file of numpy.savez
 
-No byte of it is a pickle: reading it runs no code of the sender.
+No byte of it is a pickle: reading it runs no code of the sender. Nothing is compressed, and each
+array is used once, so that values are not much larger than the bytes they come in.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+from tfdist.config.validation import show
 
 _SCALARS = (bool, int, float, str, type(None))
 # Of numpy.dtype.kind: bools, integers, floats, complex numbers, texts, bytes and times.
@@ -76,24 +80,50 @@ def decode(content: bytes) -> dict[str, Any]:
     Raises:
       ValueError: the bytes are not from `encode`.
     """
+    try:
+        return _decoded(content)
+    # Of zipfile: also RuntimeError (encrypted), NotImplementedError, EOFError and OSError.
+    except Exception as error:
+        raise ValueError(
+            f"expected values of another member, received {len(content)} bytes that are none: "
+            f"{show(str(error))}"
+        ) from error
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for entry in archive.infolist():
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"expected no compressed array, received {show(entry.filename)}")
     with np.load(io.BytesIO(content), allow_pickle=False) as found:
         values = json.loads(found["json"].tobytes())
+        used: set[int] = set()
+
+        def array(number: Any) -> np.ndarray:
+            if type(number) is not int or number in used:
+                raise ValueError(f"expected an array that is used once, received {show(number)}")
+            used.add(number)
+            return found[f"array_{number}"]
 
         def unpacked(value: Any) -> Any:
+            if isinstance(value, list):
+                raise ValueError("expected the kind of a list, received none")
             if not isinstance(value, dict):
                 return value
             ((kind, inner),) = value.items()
             if kind == "array":
-                return found[f"array_{inner}"]
+                return array(inner)
             if kind == "number":
-                return found[f"array_{inner}"][()]
+                return array(inner)[()]
+            if not isinstance(inner, list):
+                raise ValueError(f"expected the items of a {show(kind)}, received {show(inner)}")
             if kind == "list":
                 return [unpacked(item) for item in inner]
             if kind == "tuple":
                 return tuple(unpacked(item) for item in inner)
             if kind == "dict":
                 return {key: unpacked(item) for key, item in inner}
-            raise ValueError(f"expected values of another member, received a {kind!r}")
+            raise ValueError(f"expected a list, a tuple or a dict, received {show(kind)}")
 
         return {name: unpacked(value) for name, value in values.items()}
 

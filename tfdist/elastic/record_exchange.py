@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +22,10 @@ from tfdist.elastic.peers import Peers
 from tfdist.elastic.records import Record, RecordGoneError, Records, digest_of
 from tfdist.errors import TfdistError
 
+_log = logging.getLogger("tfdist.elastic")
 _CHUNK = 1 << 20  # bytes
+# A part is put together in memory before its digest is compared: a larger one cannot be read.
+_MAX_PART = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
 # Seconds for which a process that has read a record may be busy before it reads the next one, and
 # for which it may read the parts of the last one.
 _BETWEEN, _AFTER_LAST = 15.0, 1.0
@@ -73,7 +78,11 @@ class RecordServer:
         size = self._records.size(request.part)
         if size is None or request.offset < 0:
             return {"status": "gone"}
-        content = self._records.read(request.part, request.offset, _CHUNK)
+        try:
+            content = self._records.read(request.part, request.offset, _CHUNK)
+        except OSError as error:  # another member may have it
+            _log.warning("a part of a record of an ended call cannot be read: %s", error)
+            return {"status": "gone"}
         return {"status": "here", "bytes": base64.b64encode(content).decode(), "size": size}
 
     @property
@@ -171,7 +180,7 @@ class RecordReader:
 
     def _part(self, address: str, call: int, digest: str) -> bytes:
         parts: list[bytes] = []
-        received = 0
+        received, whole = 0, None
         while True:
             reply = self._call(address, call, digest, received)
             if reply is None:
@@ -180,12 +189,16 @@ class RecordReader:
                 chunk = base64.b64decode(str(reply.get("bytes", "")), validate=True)
             except (binascii.Error, ValueError) as error:
                 raise _Gone from error
+            size = reply.get("size")
+            if reply.get("status") != "here" or type(size) is not int or size > _MAX_PART:
+                raise _Gone
+            # A size that grows, or pieces that get smaller and smaller, would never end.
+            whole = size if whole is None else whole
+            if size != whole or len(chunk) != min(_CHUNK, whole - received):
+                raise _Gone
             parts.append(chunk)
             received += len(chunk)
-            size = reply.get("size")
-            if reply.get("status") != "here" or not isinstance(size, int):
-                raise _Gone
-            if received < size and chunk:
+            if received < whole:
                 continue
             content = b"".join(parts)
             if digest_of(content) != digest:

@@ -29,6 +29,8 @@ from tfdist.config.validation import show
 from tfdist.errors import TfdistError
 
 _DIGEST_BYTES = 16
+_MAX_KIND = 100  # characters
+_MAX_SHOWN = 1000  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +79,16 @@ class Record:
         """
         try:
             fields = json.loads(content)
-            values = tuple(
-                Value(str(v["digest"]), str(v["dtype"]), tuple(map(int, v["shape"])))
-                for v in fields.pop("values")
-            )
-            return cls(**fields, values=values)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"expected a record of a call, received {show(content)}") from error
+            listed = fields.pop("values")
+            if not isinstance(listed, list):
+                raise _no_record(content)
+            values = tuple(Value(**(value | _shape(value))) for value in listed)
+            record = cls(**fields, values=values)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise _no_record(content) from error
+        if not _is_whole(record):
+            raise _no_record(content)
+        return record
 
     @property
     def parts(self) -> list[str]:
@@ -142,8 +147,15 @@ class Records:
         return digest
 
     def add(self, record: Record) -> None:
-        """Adds the record of the next call, all of whose parts are kept."""
-        head = self.keep(record.to_bytes())
+        """Adds the record of the next call, all of whose parts are kept.
+
+        If the file cannot be written, the record says so: the call itself has succeeded.
+        """
+        try:
+            head = self.keep(record.to_bytes())
+        except OSError as error:
+            failure = record.failure or f"what it has left could not be kept: {error}"
+            head = self._keep_in_memory(failed(record.kind, failure).to_bytes())
         with self._lock:
             self._heads.append(head)
 
@@ -174,12 +186,23 @@ class Records:
         begin = min(offset, part.size)
         return part.read(begin, part.size if size is None else min(part.size, begin + size))
 
+    def _keep_in_memory(self, content: bytes) -> str:
+        """Keeps a part beyond the limit, which is small."""
+        digest = digest_of(content)
+        with self._lock:
+            if digest not in self._parts:
+                self._parts[digest] = self._held(content)
+        return digest
+
+    def _held(self, content: memoryview | bytes) -> _Part:
+        held = bytes(content)
+        self._in_memory += len(held)
+        return _Part(len(held), lambda begin, end: held[begin:end])
+
     def _kept(self, content: memoryview | bytes) -> _Part:
         size = memoryview(content).nbytes
         if self._in_memory + size <= self._limit:
-            held = bytes(content)
-            self._in_memory += size
-            return _Part(size, lambda begin, end: held[begin:end])
+            return self._held(content)
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="tfdist-records-", buffering=0)
             weakref.finalize(self, self._file.close)
@@ -193,6 +216,32 @@ class Records:
 class _Part:
     size: int
     read: Callable[[int, int], bytes]
+
+
+def _shape(value: Any) -> dict[str, Any]:
+    sizes = value["shape"]
+    if not isinstance(sizes, list) or any(type(size) is not int or size < 0 for size in sizes):
+        raise ValueError(f"expected a shape, received {show(sizes)}")
+    return {"shape": tuple(sizes)}
+
+
+def _is_whole(record: Record) -> bool:
+    """Whether a record that was received has fields of the right kinds."""
+    subject = record.subject
+    return (
+        all(isinstance(text, str) for text in (record.kind, record.rest, record.failure))
+        and record.kind.isprintable()
+        and len(record.kind) <= _MAX_KIND
+        and isinstance(subject, dict)
+        and all(isinstance(text, str) for text in subject.values())
+        and all(isinstance(v.digest, str) and isinstance(v.dtype, str) for v in record.values)
+        and all(value.digest for value in record.values)
+        and bool(record.rest or record.failure)
+    )
+
+
+def _no_record(content: bytes) -> ValueError:
+    return ValueError(f"expected a record of a call, received {show(content[:_MAX_SHOWN])}")
 
 
 def digest_of(content: memoryview | bytes) -> str:

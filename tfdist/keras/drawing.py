@@ -14,9 +14,11 @@ from typing import Any
 
 from keras.utils import PyDataset
 
+from tfdist.config.validation import show
 from tfdist.data import draws
 from tfdist.data.draws import Drawing
 
+_MAX_DRAWS = 1 << 31
 _COUNTS = "tfdist_calls"
 _CALLS = ("on_epoch_begin", "on_epoch_end")
 
@@ -103,7 +105,12 @@ def go_to(data: Iterable[Any], counts: Sequence[int]) -> list[str]:
 
     Returns:
       Why other rows will follow, in plain words; none if the same rows follow.
+
+    Raises:
+      ValueError: `counts` are no such numbers.
     """
+    if not isinstance(counts, list) or not all(map(_is_count, counts)):
+        raise ValueError(f"expected how often data has drawn orders, received {show(counts)}")
     values = list(data)
     own = drawing(values)
     reasons = [
@@ -120,6 +127,10 @@ def go_to(data: Iterable[Any], counts: Sequence[int]) -> list[str]:
         elif each.draws != count:
             each.go_to(count)
     return reasons
+
+
+def _is_count(count: Any) -> bool:
+    return type(count) is int and 0 <= count < _MAX_DRAWS
 
 
 def _parts(value: Any) -> Sequence[Any]:

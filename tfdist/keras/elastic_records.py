@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.elastic.atomic_step import read
+from tfdist.config.validation import show
+from tfdist.elastic.atomic_step import read, type_of
 from tfdist.elastic.calls import Calls
 from tfdist.elastic.job import ElasticJob
 from tfdist.elastic.plain_values import decode, encode
 from tfdist.elastic.records import Record, Records, Value, differences, failed
 from tfdist.elastic.values import assign_values
+from tfdist.errors import TfdistError
 
 
 def kept_record(
@@ -51,14 +55,40 @@ def restored(records: Records, record: Record, handles: Sequence[tf.Tensor]) -> 
       records: has its parts.
       record: the record.
       handles: the resources of as many variables.
+
+    Raises:
+      ValueError: the record does not fit the variables; they are as before.
     """
-    values = []
-    for value in record.values:
-        array = np.frombuffer(records.read(value.digest), tf.as_dtype(value.dtype).as_numpy_dtype)
-        with tf.device("/device:CPU:0"):
-            values.append(tf.constant(array.reshape(value.shape)))
+    if len(record.values) != len(handles):
+        raise ValueError(
+            f"expected the values of {len(handles)} variables, received {len(record.values)}"
+        )
+    values = [
+        _received_value(records, value, handle)
+        for value, handle in zip(record.values, handles, strict=True)
+    ]
+    rest = decode(records.read(record.rest))
     assign_values(handles, values)
-    return decode(records.read(record.rest))
+    return rest
+
+
+@contextlib.contextmanager
+def ends_if_wrong(job: ElasticJob, record: Record) -> Iterator[None]:
+    """Within it a process takes what a record has; what does not fit ends its part in the job.
+
+    Raises:
+      TfdistError: a value does not fit; names the call.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        raise job.ended_by(
+            TfdistError(
+                f"{job.cluster.task_name}: expected what the members' call number "
+                f"{job.calls.number} of fit, evaluate and predict, {record.kind}, has left, "
+                f"received what this process cannot take: {type(error).__name__}: {error}"
+            )
+        ) from error
 
 
 def check_subject(job: ElasticJob, record: Record, kind: str, subject: dict[str, str]) -> None:
@@ -79,6 +109,26 @@ def check_subject(job: ElasticJob, record: Record, kind: str, subject: dict[str,
             f"expected the members' call number {number} of fit, evaluate and predict, a {kind}, "
             f"but {'; '.join(different)}: do all run the same program?"
         )
+
+
+def _received_value(records: Records, value: Value, handle: tf.Tensor) -> tf.Tensor:
+    own = type_of(handle)
+    assert own is not None
+    dtype, shape = own
+    if value.dtype != dtype.name or not shape.is_compatible_with(value.shape):
+        raise ValueError(
+            f"expected a value of {dtype.name}{shape} for a variable, received one of "
+            f"{show(value.dtype)}{list(value.shape)}"
+        )
+    content = records.read(value.digest)
+    if len(content) != math.prod(value.shape) * dtype.size:
+        raise ValueError(
+            f"expected {dtype.name}{list(value.shape)} for a variable, received {len(content)} "
+            "bytes"
+        )
+    array = np.frombuffer(content, dtype.as_numpy_dtype)
+    with tf.device("/device:CPU:0"):
+        return tf.constant(array.reshape(value.shape))
 
 
 def _kept_value(records: Records, tensor: tf.Tensor) -> Value:

@@ -28,7 +28,7 @@ from tfdist.elastic.values import (
 )
 from tfdist.keras import random_state, rank_zero
 from tfdist.keras.callback_state import CallbackStates
-from tfdist.keras.elastic_records import check_subject, kept_record, restored
+from tfdist.keras.elastic_records import check_subject, ends_if_wrong, kept_record, restored
 from tfdist.keras.models import (
     metrics_variables,
     model_variables,
@@ -218,10 +218,12 @@ class ElasticFit:
                 f"expected the {len(record.values)} variables that the members' fit number "
                 f"{job.calls.fits + 1} has trained, received {len(self._handles)}"
             )
-        values = restored(job.records, record, self._handles)
-        self._take(self._received_from(values["state"].tobytes())[1])
+        with ends_if_wrong(job, record):
+            values = restored(job.records, record, self._handles)
+            left = _history_of(values), list(map(int, values["epochs"])), values["draws"]
+            self._take(self._received_from(values["state"].tobytes())[1])
         job.calls.end(record)
-        return values["history"], values["epochs"], values["draws"]
+        return left
 
     def _restore_backup(self) -> None:
         """Lets `BackupAndRestore` do once, on rank 0, what it does when `fit` begins."""
@@ -420,3 +422,8 @@ def _shortened(text: str) -> str:
     if len(text) <= _MAX_DESCRIBED:
         return text
     return f"{text[:_MAX_DESCRIBED]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
+
+
+def _history_of(values: dict[str, Any]) -> dict[str, list[float]]:
+    """The logs of a `fit` that other members have made."""
+    return {str(name): list(map(float, logs)) for name, logs in values["history"].items()}

@@ -80,6 +80,7 @@ class OwnState:
                 if name.startswith(_LOCAL_UPDATES)
             }
             trains_alone.restore(variables, of_rounds)
+            trains_alone.take_restored()
         of_metrics = {id(variable) for variable in metrics_variables(model)}
         for name, variable in _own_variables(model).items():
             saved = self.values.get(name)

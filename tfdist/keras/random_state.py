@@ -18,6 +18,8 @@ from tensorflow.python.eager import context
 
 from tfdist.elastic.plain_values import decode, encode
 
+_WORDS = 624  # of a state of NumPy
+
 
 def packed() -> bytes:
     """Returns the states of the generators of Python, of NumPy, and of TensorFlow's seeds."""
@@ -36,11 +38,36 @@ def packed() -> bytes:
 
 
 def restore(content: bytes) -> None:
-    """Gives this process's generators the states that another one's had."""
+    """Gives this process's generators the states that another one's had.
+
+    Raises:
+      ValueError: there is a state that a generator cannot take; none has changed.
+    """
     states: dict[str, Any] = decode(content)
-    random.setstate(states["python"])
-    if states["numpy"] is not None:
-        np.random.set_state(states["numpy"])
-    of_tensorflow = getattr(context.context(), "_rng", None)
-    if states["tensorflow"] is not None and of_tensorflow is not None:
-        of_tensorflow.setstate(states["tensorflow"])
+    try:
+        of_python, of_numpy, of_tensorflow = (
+            states[name] for name in ("python", "numpy", "tensorflow")
+        )
+        random.Random().setstate(of_python)
+        if of_numpy is not None:
+            _check_numpy(of_numpy)
+        if of_tensorflow is not None:
+            random.Random().setstate(of_tensorflow)
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
+        raise ValueError(
+            f"expected the states of random generators of another member, received others: {error}"
+        ) from error
+    random.setstate(of_python)
+    if of_numpy is not None:
+        np.random.set_state(of_numpy)
+    own = getattr(context.context(), "_rng", None)
+    if of_tensorflow is not None and own is not None:
+        own.setstate(of_tensorflow)
+
+
+def _check_numpy(state: Any) -> None:
+    np.random.RandomState().set_state(state)
+    position = state[2]
+    # NumPy takes any position, and reads there.
+    if type(position) is not int or not 0 <= position <= _WORDS:
+        raise ValueError(f"expected a position in [0, {_WORDS}], received {position!r}")

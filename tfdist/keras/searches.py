@@ -26,7 +26,7 @@ from tfdist.elastic.job import ElasticJob, LeftBehindError, Unit
 from tfdist.elastic.values import broadcast_bytes
 from tfdist.errors import TfdistError
 from tfdist.job.job import Job
-from tfdist.keras.elastic_records import check_subject, kept_record, restored
+from tfdist.keras.elastic_records import check_subject, ends_if_wrong, kept_record, restored
 from tfdist.keras.project_files import ProjectFiles, write_whole
 
 _log = logging.getLogger("tfdist.elastic")
@@ -184,8 +184,10 @@ class ElasticWorkers(SearchWorkers):
                 return texts
             record = job.calls.record_when_ended()
             check_subject(job, record, _CALL, subject)
+            with ends_if_wrong(job, record):
+                files = restored(job.records, record, [])["files"]
             job.calls.end(record)
-            return restored(job.records, record, [])["files"]
+            return files
 
     def meet(self, subject: dict[str, str]) -> None:
         """See `SearchWorkers`. A newcomer meets nobody before it has joined."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from tensorflow.python.eager import context
 from tfdist.control import messages
 from tfdist.control.held_calls import ClientContext
 from tfdist.elastic import record_exchange
+from tfdist.elastic import records as records_module
 from tfdist.elastic.record_exchange import RecordServer
-from tfdist.elastic.records import Record, Records, Value, differences, digest_of
+from tfdist.elastic.records import Record, Records, Value, differences, digest_of, failed
 from tfdist.keras import random_state
 
 
@@ -119,3 +121,43 @@ def test_random_generators_go_on_as_another_process_s(is_seeded):
         assert drawn() == expected
     finally:
         random_state.restore(before)
+
+
+@pytest.mark.parametrize("limit", [0, 10])
+def test_members_go_on_when_the_disk_is_full(limit, monkeypatch):
+    def fails(file, content, at):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(records_module, "_write_at", fails)
+    records = Records(limit)
+    with pytest.raises(OSError, match="No space left"):
+        records.keep(b"weights" * 10)
+    records.add(Record("fit", rest="d"))
+    records.add(failed("evaluate", "it has ended with ValueError"))
+    assert len(records) == 2
+    found = [Record.from_bytes(records.read(records.head(call))) for call in (1, 2)]
+    assert found[0].kind == "fit" and "No space left" in found[0].failure
+    assert found[1] == failed("evaluate", "it has ended with ValueError")
+
+
+def test_a_call_costs_little_memory_beside_the_limit():
+    records = Records(0)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for call in range(2000):
+            rest = records.keep(b"states %d" % call)
+            records.add(Record("fit", {"rows": "3"}, rest))
+        assert tracemalloc.get_traced_memory()[0] - before < 2000 * 2000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_part_that_cannot_be_read_from_the_disk_is_gone(monkeypatch):
+    def fails(*args):
+        raise OSError(5, "Input/output error")
+
+    records = Records(0)
+    digest = records.keep(b"weights")
+    monkeypatch.setattr(records_module.os, "pread", fails)
+    assert _server(records)(part=digest) == {"status": "gone"}

@@ -103,6 +103,7 @@ class Found:
       came: the faults that came.
       broken: promises that were broken, without those about the result.
       excused: workers whose last process need not have come to the end.
+      may_begin_again: whether all members may have been lost, after which the job begins again.
     """
 
     folder: Path
@@ -110,6 +111,7 @@ class Found:
     came: list[Fault] = dataclasses.field(default_factory=list)
     broken: list[str] = dataclasses.field(default_factory=list)
     excused: set[int] = dataclasses.field(default_factory=set)
+    may_begin_again: bool = False
 
     def lives(self) -> dict[int, list[Path]]:
         """The files of places of each worker's processes, in their order."""
@@ -344,13 +346,13 @@ def _judge(found: Found, code: int | None, start: int) -> None:
     text = (found.folder / "launcher.log").read_text(errors="replace")
     lives = {worker: len(paths) for worker, paths in found.lives().items()}
     struck = Counter(fault.worker for fault in found.came if fault.kind == "kill")
-    struck_at_first = Counter(struck)
+    found.may_begin_again = struck.total() >= start
     leaving = {fault.worker for fault in found.came if fault.kind == "leave"}
 
     def all_lost(worker: int) -> bool:
         # It had left out calls, and cannot go on alone; all begin again.
         log = found.folder / "logs" / f"worker-{worker}.log"
-        return sum(struck_at_first.values()) >= start and _ALL_LOST in log.read_text()
+        return found.may_begin_again and _ALL_LOST in log.read_text()
 
     for line in text.splitlines():
         if match := _FAILURE.match(line):

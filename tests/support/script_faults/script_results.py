@@ -42,7 +42,9 @@ def differences(alone: Found, found: Found) -> list[str]:
     if not ended:
         broken.append("died: no worker has come to the end of the script")
     if ended:
-        files = list(_compare_files(alone.folder / "output", found.folder / "output"))
+        files = list(
+            _compare_files(alone.folder / "output", found.folder / "output", found.may_begin_again)
+        )
         broken += [f"wrong files: {text}" for text in files]
     return broken
 
@@ -92,7 +94,7 @@ def _compare_numbers(name: str, expected: np.ndarray, received: np.ndarray) -> I
             yield f"{name} is {apart:.3g} apart"
 
 
-def _compare_files(expected: Path, received: Path) -> Iterator[str]:
+def _compare_files(expected: Path, received: Path, begins_again: bool) -> Iterator[str]:
     of_one, of_many = (
         {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         for folder in (expected, received)
@@ -105,7 +107,7 @@ def _compare_files(expected: Path, received: Path) -> Iterator[str]:
             continue
         try:
             if name.endswith(".csv"):
-                yield from _compare_tables(name, one.read_text(), other.read_text())
+                yield from _compare_tables(name, one.read_text(), other.read_text(), begins_again)
             elif name.endswith((".keras", ".h5")):
                 found = list(_compare("", _model(one), _model(other)))
                 if found:
@@ -116,8 +118,11 @@ def _compare_files(expected: Path, received: Path) -> Iterator[str]:
             yield f"{name} cannot be read: {type(error).__name__}: {str(error)[:100]}"
 
 
-def _compare_tables(name: str, expected: str, received: str) -> Iterator[str]:
+def _compare_tables(name: str, expected: str, received: str, begins_again: bool) -> Iterator[str]:
     one, other = (list(csv.reader(io.StringIO(text))) for text in (expected, received))
+    if begins_again:
+        # A script that appends finds the lines of the job that was lost, as one process does.
+        del other[1 : len(other) - len(one) + 1]
     if len(one) != len(other):
         yield f"{name}: expected {len(one)} lines, received {len(other)}"
     for number, (line, of_other) in enumerate(zip(one, other, strict=False), 1):

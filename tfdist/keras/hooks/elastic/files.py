@@ -101,12 +101,16 @@ def _state_here(callback: Any) -> Callable[[], training.TrainingState] | None:
 
 
 def _by_rank_0_here(callback: Any, what: str, save: Callable[[], None]) -> None:
-    """Lets rank 0 save what a model is now.
+    """Lets rank 0 of an elastic job save what a model is now.
 
     Workers that train alone between two rounds make further steps before they meet. What rank 0
-    was saving there is lost with it.
+    was saving there is lost with it. In a job that is not elastic all workers save: a value may
+    need all of them, and the chief alone keeps its file.
     """
     model = callback.model
+    if elastic_job_of(model.distribute_strategy) is None:
+        save()
+        return
     is_alone = local_updates_of(model.distribute_strategy) is not None
     if not is_alone or rank_zero.will_meet(callback) is not None or rank_of(model) == 0:
         rank_zero.by_rank_0(model, what, save)

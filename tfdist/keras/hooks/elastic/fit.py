@@ -25,7 +25,7 @@ from tfdist.elastic.records import Record, failed
 from tfdist.errors import RendezvousTimeoutError
 from tfdist.keras import random_state, training
 from tfdist.keras.drawing import drawn, go_to
-from tfdist.keras.elastic_records import check_subject, kept_record, restored
+from tfdist.keras.elastic_records import check_subject, ends_if_wrong, kept_record, restored
 from tfdist.keras.elastic_state import ElasticFit, LeftOut, state_of_newcomer
 from tfdist.keras.rank_zero import is_left_to_rank_0
 from tfdist.keras.registry import hooks
@@ -267,7 +267,10 @@ def _draw_as_members(job: ElasticJob, data: Sequence[Any], draws: Sequence[int])
     Raises:
       TfdistError: it cannot.
     """
-    reasons = go_to(data, draws)
+    try:
+        reasons = go_to(data, draws)
+    except ValueError as error:
+        reasons = [str(error)]
     if reasons:
         job.end(
             f"expected to go on with the data of call number {job.calls.ended} of fit, evaluate "
@@ -302,12 +305,16 @@ def result_among_members(original: Any, kind: str, model: Any, *args: Any, **kwa
             if job.is_newcomer:
                 record = job.calls.record_when_ended()
                 check_subject(job, record, kind, _subject(model))
-                values = restored(job.records, record, [])
-                random_state.restore(values["random"].tobytes())
+                with ends_if_wrong(job, record):
+                    values = restored(job.records, record, [])
+                    draws, result = values["draws"], []
+                    if "result" in values:
+                        result.append(decode(values["result"].tobytes())[""])
+                    random_state.restore(values["random"].tobytes())
                 job.calls.end(record)
-                if "result" in values:
-                    _draw_as_members(job, data, values["draws"])
-                    return decode(values["result"].tobytes())[""]
+                if result:
+                    _draw_as_members(job, data, draws)
+                    return result[0]
                 # It is none that can be kept. The members' weights are this process's.
                 return original(model, *args, **kwargs)
             try:

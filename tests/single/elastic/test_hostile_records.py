@@ -1,0 +1,277 @@
+"""Records of a member that lies: a newcomer ends with an error that says so, and takes nothing."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import random
+import zipfile
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.elastic import record_exchange
+from tfdist.elastic.plain_values import decode, encode
+from tfdist.elastic.record_exchange import RecordReader
+from tfdist.elastic.records import Record, RecordGoneError, Records, Value, digest_of
+from tfdist.keras import random_state
+from tfdist.keras.drawing import go_to
+from tfdist.keras.elastic_records import restored
+
+_RIGHT = {"kind": "fit", "subject": {}, "rest": "r", "values": [], "failure": ""}
+
+
+def _file(text, compression=zipfile.ZIP_STORED, **arrays):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        arrays["json"] = np.frombuffer(text.encode(), np.uint8)
+        for name, array in arrays.items():
+            content = io.BytesIO()
+            np.save(content, array, allow_pickle=True)
+            archive.writestr(f"{name}.npy", content.getvalue())
+    return buffer.getvalue()
+
+
+def _claims(shape):
+    """A file whose array claims to have a shape, and has no items."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        text = io.BytesIO()
+        np.save(text, np.frombuffer(b'{"a": {"array": 0}}', np.uint8))
+        archive.writestr("json.npy", text.getvalue())
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header, {"descr": "<f8", "fortran_order": False, "shape": shape}
+        )
+        archive.writestr("array_0.npy", header.getvalue())
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"PK\x03\x04",
+        encode({"a": [1, np.ones(3)]}, "test")[:-30],
+        _file("[]"),
+        _file("{"),
+        _file('{"a": {}}'),
+        _file('{"a": {"array": 7}}'),
+        _file('{"a": {"array": [1]}}'),
+        _file('{"a": {"list": 1}}'),
+        _file('{"a": {"list": {"x": 1}}}'),
+        _file('{"a": [1]}'),
+        _file('{"a": {"dict": [[{}, 1]]}}'),
+        _file('{"a": {"dict": [[[], 1]]}}'),
+        _file('{"a": {"set": []}}'),
+        _file('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"),
+        _file('{"a": ' + '{"list": [' * 5000 + "]}" * 5000 + "}"),
+        _file('{"a": {"array": 0}}', array_0=np.array([{}], object)),
+        _file('{"a": {"list": [{"array": 0}, {"array": 0}]}}', array_0=np.ones(3)),
+        _file('{"a": {"array": 0}}', zipfile.ZIP_DEFLATED, array_0=np.zeros(10**6)),
+        _claims((10**9,)),
+        _claims((2**60,)),
+        _claims((2**40, 2**40)),
+        _claims((-1,)),
+    ],
+    ids=range(23),
+)
+def test_values_that_no_member_has_encoded_are_refused(content):
+    with pytest.raises(ValueError, match="expected values of another member"):
+        decode(content)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": 3},
+        {"kind": ["fit"]},
+        {"subject": [1]},
+        {"subject": {"rows": 3}},
+        {"rest": 5},
+        {"rest": ""},
+        {"failure": 0},
+        {"failure": None},
+        {"values": {}},
+        {"values": [{"digest": "d", "dtype": "float32", "shape": [-1]}]},
+        {"values": [{"digest": "d", "dtype": "float32", "shape": [1.5]}]},
+        {"values": [{"digest": "d", "dtype": "float32", "shape": [float("inf")]}]},
+        {"values": [{"digest": "d", "dtype": "float32", "shape": "12"}]},
+        {"values": [{"digest": "", "dtype": "float32", "shape": []}]},
+        {"values": [{"digest": "d", "dtype": 1, "shape": []}]},
+        {"another": 1},
+    ],
+)
+def test_records_with_fields_of_other_kinds_are_refused(fields):
+    assert Record.from_bytes(json.dumps(_RIGHT).encode()) == Record("fit", rest="r")
+    with pytest.raises(ValueError, match="expected a record of a call"):
+        Record.from_bytes(json.dumps(_RIGHT | fields).encode())
+
+
+def test_a_record_that_nests_deeply_is_refused():
+    for content in (b"[" * 100_000, b'{"values":' * 100_000):
+        with pytest.raises(ValueError, match="expected a record of a call"):
+            Record.from_bytes(content)
+
+
+class _Members:
+    """Members whose answers a test makes."""
+
+    def __init__(self, *answers):
+        self._answers = dict(zip("abc", answers, strict=False))
+        self.calls = 0
+        self.fingerprint = "f"
+        self.names = {}
+        self.me = SimpleNamespace(name="worker 1")
+        self.timing = SimpleNamespace(check=0.01)
+        self.probes = self
+
+    def others(self):
+        return list(self._answers)
+
+    def ask(self, addresses, every):
+        pass
+
+    def under_way(self, addresses):
+        return False
+
+    def answer(self, address, since):
+        return SimpleNamespace(is_member=True)
+
+    def call(self, address, name, method, request):
+        self.calls += 1
+        assert self.calls < 100, "it reads for ever"
+        return self._answers[address](request)
+
+
+def _honest(records):
+    server = record_exchange.RecordServer(records, lambda request: True)
+    return lambda request: server.answer(request, None)
+
+
+def _one_record():
+    records = Records(1 << 20)
+    content = np.ones(4, np.float32).tobytes()
+    value = Value(records.keep(content), "float32", (4,))
+    record = Record("fit", {}, records.keep(b"rest"), (value,))
+    records.add(record)
+    return records, record
+
+
+def _lies(records, **fields):
+    def answer(request):
+        found = _honest(records)(request)
+        return found | fields if request.part else found
+
+    return answer
+
+
+def _grows(records):
+    def answer(request):
+        found = _honest(records)(request)
+        if request.part:
+            found |= {"bytes": base64.b64encode(b"x").decode(), "size": request.offset + 2}
+        return found
+
+    return answer
+
+
+_LIES = [
+    lambda records: _lies(records, size=2**60),
+    lambda records: _lies(records, size=2**60, bytes=base64.b64encode(b"x").decode()),
+    lambda records: _lies(records, size=-1),
+    lambda records: _lies(records, size=True),
+    lambda records: _lies(records, size=1),
+    lambda records: _lies(records, size="4"),
+    lambda records: _lies(records, bytes="\x1b[2J"),
+    lambda records: _lies(records, bytes=base64.b64encode(b"another").decode(), size=7),
+    lambda records: _lies(records, bytes=""),
+    lambda records: _lies(records, status="gone"),
+    _grows,
+]
+
+
+@pytest.mark.parametrize("lie", _LIES, ids=range(len(_LIES)))
+def test_parts_that_are_not_as_said_are_read_from_another_member(lie):
+    records, record = _one_record()
+    own = Records(1 << 20)
+    with pytest.raises(RecordGoneError, match="no member has"):
+        RecordReader(_Members(lie(records)), own).read(1)
+    assert own.bytes_in_memory == 0
+    assert RecordReader(_Members(lie(records), _honest(records)), own).read(1) == record
+
+
+def test_a_value_has_the_bytes_of_its_shape():
+    records = Records(1 << 20)
+    digest = records.keep(b"x" * 5)
+    records.add(Record("fit", {}, records.keep(b"rest"), (Value(digest, "float32", (4,)),)))
+    with pytest.raises(ValueError, match=r"expected float32\[4\].*received 5 bytes"):
+        restored(records, Record("fit", {}, "r", (Value(digest, "float32", (4,)),)), [_variable(4)])
+
+
+def _variable(size):
+    _variable.kept = tf.Variable(tf.zeros(size))
+    return _variable.kept.handle
+
+
+@pytest.mark.parametrize("dtype, shape", [("float32", (5,)), ("int32", (4,)), ("object", (4,))])
+def test_variables_take_no_value_of_another_shape_or_type(dtype, shape):
+    records = Records(1 << 20)
+    digest = records.keep(b"\1" * 4 * int(np.prod(shape)))
+    rest = records.keep(encode({}, "test"))
+    handle = _variable(4)
+    record = Record("fit", {}, rest, (Value(digest, dtype, shape),))
+    with pytest.raises(ValueError, match="expected .*float32"):
+        restored(records, record, [handle])
+    with pytest.raises(ValueError, match="expected the values of 2 variables, received 1"):
+        restored(records, record, [handle, handle])
+    assert not _variable.kept.numpy().any()
+
+
+def test_variables_stay_as_they_are_if_the_rest_cannot_be_read():
+    records = Records(1 << 20)
+    digest = records.keep(np.ones(4, np.float32).tobytes())
+    record = Record("fit", {}, records.keep(b"no file"), (Value(digest, "float32", (4,)),))
+    with pytest.raises(ValueError, match="expected values of another member"):
+        restored(records, record, [_variable(4)])
+    assert not _variable.kept.numpy().any()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"python": None},
+        {"python": (3, (1, 2), None)},
+        {"python": (3, ("a",) * 625, None)},
+        {"python": (3, (-1,) * 625, None)},
+        {"numpy": ("MT19937", np.zeros(3, np.uint32), 1, 0, 0.0)},
+        {"numpy": ("MT19937", np.array(["a"] * 624), 1, 0, 0.0)},
+        {"numpy": ("MT19937", np.zeros(624, np.uint32), 10**30, 0, 0.0)},
+        {"numpy": ("MT19937", np.zeros(624, np.uint32), 10**6, 0, 0.0)},
+        {"numpy": ("MT19937", np.zeros(624, np.uint32), -5, 0, 0.0)},
+        {"numpy": ("another", 1)},
+        {"numpy": 7},
+        {"tensorflow": 3},
+    ],
+)
+def test_random_states_of_another_kind_change_no_generator(fields):
+    tf.random.set_seed(6)
+    before = random_state.packed()
+    with pytest.raises(ValueError, match="expected the states of random generators"):
+        random_state.restore(encode(decode(before) | fields, "test"))
+    assert random_state.packed() == before
+    random.random()
+    np.random.random()
+
+
+@pytest.mark.parametrize("counts", [None, 3, "12", [2**80, "a"], [-1], [1.5], [None], [True]])
+def test_counts_of_draws_are_numbers(counts):
+    with pytest.raises(ValueError, match="expected how often data has drawn orders"):
+        go_to([], counts)
+
+
+def test_the_digest_is_of_the_whole_part():
+    assert digest_of(b"ab") != digest_of(b"a")
