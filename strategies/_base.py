@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.data.iterators import positioned
 from tfdist.job import process
+from tfdist.keras import scalar_losses
 from tfdist.metrics.counters import StepCounter
 
 
@@ -28,6 +29,12 @@ class StrategyBase(tf.distribute.Strategy):
         """Returns a context manager in which variables and models are made for this strategy."""
         keras.repair_tf_keras()  # it may have been imported since
         return super().scope()
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas over which gradients are added."""
+        scalar_losses.note_division()
+        return super().num_replicas_in_sync
 
     def run(
         self, fn: Callable, args: Sequence = (), kwargs: dict | None = None, options: Any = None

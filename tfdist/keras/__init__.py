@@ -15,6 +15,7 @@
 | `on_rank_zero.py` | `tfdist.callbacks.OnRankZero` |
 | `searches.py`, `project_files.py` | KerasTuner's searches and their files |
 | `after_import.py` | what is to be done when a package is imported |
+| `scalar_losses.py` | losses that return one number for a batch |
 | `drawing.py` | how often the data of a model has drawn orders |
 | `elastic_steps.py`, `elastic_state.py` | steps of an elastic job, and what a newcomer receives |
 
@@ -46,6 +47,7 @@ _SUBSTITUTES = f"{_HOOKS}.substitutes"
 # Repairs come first, so that hooks see a Keras without defects.
 FOR_STRATEGIES = (
     f"{_REPAIRS}.training",
+    f"{_REPAIRS}.results",
     f"{_REPAIRS}.variables",
     f"{_REPAIRS}.losses",
     f"{_REPAIRS}.batch_normalization",
@@ -59,6 +61,7 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.positions",
     f"{_HOOKS}.row_weights",
     f"{_SUBSTITUTES}.keras_3",
+    f"{_HOOKS}.scalar_losses",
     f"{_HOOKS}.server_optimizers",
     f"{_HOOKS}.table_gradients",
     f"{_HOOKS}.local_updates",

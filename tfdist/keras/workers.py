@@ -33,8 +33,9 @@ def trains_on_servers(strategy: Any) -> bool:
 
 def has_peers(strategy: Any) -> bool:
     """Whether `strategy` is one of tfdist's, with more than one replica, or may get more."""
+    # Not the public property: a loss that asks for it divides by it.
     return is_ours(strategy) and (
-        strategy.num_replicas_in_sync > 1 or elastic_job_of(strategy) is not None
+        strategy.extended._num_replicas_in_sync > 1 or elastic_job_of(strategy) is not None
     )
 
 

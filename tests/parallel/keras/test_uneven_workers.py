@@ -17,7 +17,7 @@ import tfdist
 
 STEPS = 5
 # Others in test_uneven_batches.py, which weighs by the same code, and test_ps_uneven_workers.py.
-LOSSES = chosen(CASES, "mask and sample weights", "sum", "regularizers and add_loss")
+LOSSES = chosen(CASES, "a scalar", "mask and sample weights", "sum", "regularizers and add_loss")
 _Policy = tf.data.experimental.AutoShardPolicy
 
 

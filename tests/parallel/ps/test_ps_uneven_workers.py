@@ -18,7 +18,7 @@ import tfdist
 
 STEPS = 5
 # The others in test_uneven_workers.py and test_uneven_batches.py, which weigh by the same code.
-LOSSES = chosen(CASES, "rows, Adam", "mean with sample weight")
+LOSSES = chosen(CASES, "a scalar", "rows, Adam", "mean with sample weight")
 
 
 def _like_alone(results):

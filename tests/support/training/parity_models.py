@@ -163,8 +163,12 @@ def pairs() -> tuple:
     return x.reshape(len(x), -1), noise
 
 
-def weighted_outputs() -> keras.Model:
-    """Makes a compiled model of two outputs whose losses, and rows, have different weights."""
+def weighted_outputs(loss: Any = None) -> keras.Model:
+    """Makes a compiled model of two outputs whose losses, and rows, have different weights.
+
+    Args:
+      loss: of the labels.
+    """
     inputs = keras.Input((TIMES, COLUMNS))
     hidden = layers.Dense(16, activation="tanh")(layers.Flatten()(inputs))
     outputs = {
@@ -175,7 +179,7 @@ def weighted_outputs() -> keras.Model:
     model.compile(
         keras.optimizers.Adam(0.005),
         loss={
-            "label": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "label": loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             "size": "mse",
         },
         loss_weights={"label": 0.75, "size": 0.125},

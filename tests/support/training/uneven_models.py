@@ -113,6 +113,32 @@ def regularized() -> keras.Model:
     return model
 
 
+def mean_of_rows(y_true: Any, y_pred: Any) -> tf.Tensor:
+    """One number for a batch."""
+    return tf.reduce_mean(_of_rows(y_true, y_pred))
+
+
+def sum_by_batch(y_true: Any, y_pred: Any) -> tf.Tensor:
+    """One number for a batch, as losses are written for replicas."""
+    return tf.reduce_sum(_of_rows(y_true, y_pred)) / BATCH
+
+
+def average_loss(y_true: Any, y_pred: Any) -> tf.Tensor:
+    """One number for a batch, as TensorFlow's guide writes it."""
+    return tf.nn.compute_average_loss(_of_rows(y_true, y_pred), global_batch_size=BATCH)
+
+
+class MeanOfRows(keras.losses.Loss):
+    """Returns one number for a batch, where Keras expects one for each row."""
+
+    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+        return keras.ops.mean(_of_rows(y_true, y_pred))
+
+
+def _of_rows(y_true: Any, y_pred: Any) -> tf.Tensor:
+    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+
 class OwnStep(keras.Model):
     """Has a `train_step` of its own, which calls `compute_loss`."""
 
@@ -160,6 +186,13 @@ CASES = {
     "sum": _case(
         lambda: dense(keras.optimizers.SGD(0.02), Losses(from_logits=True, reduction="sum")),
         adaptive=False,
+    ),
+    "a scalar": _case(lambda: dense(_adam(), mean_of_rows)),
+    "a scalar of a class": _case(lambda: dense(_adam(), MeanOfRows(reduction="none"))),
+    "a scalar sum by the batch": _case(lambda: dense(_adam(), sum_by_batch)),
+    "a scalar of compute_average_loss": _case(lambda: dense(_adam(), average_loss)),
+    "a scalar of one of two outputs": _case(
+        lambda: weighted_outputs(mean_of_rows), lambda: _first(weighted_rows()[:2])
     ),
     "class weights": _case(
         lambda: classifier_of(layers.Flatten(), _adam()), class_weight={0: 0.5, 1: 1.0, 2: 2.0}

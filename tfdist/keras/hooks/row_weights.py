@@ -1,4 +1,4 @@
-"""In a training step every row of the global batch weighs the same, however the rows are cut.
+"""In a step every row of the global batch weighs the same, however the rows are cut.
 
 Keras divides a replica's loss by the replica's rows, and again by the number of replicas; the
 optimizer adds the replicas' gradients. That is the mean over the global batch only if all replicas
@@ -46,6 +46,7 @@ from tensorflow.python.util.tf_decorator import make_decorator
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import (
     elastic_job_of,
+    has_copies,
     has_peers,
     living_replicas,
     local_updates_of,
@@ -79,15 +80,26 @@ def weighted(step: Callable[[Any], Any], are_even: bool = False) -> Callable[[An
       step: takes a replica's batch.
       are_even: all replicas of all workers always have the same number of rows.
     """
+    return _knowing(step, lambda data: _weight_of_rows(data, are_even))
+
+
+def whole(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a step of replicas each of which has the whole batch."""
+    return _knowing(step, lambda data: tf.constant(1.0, tf.float64))
+
+
+def _knowing(
+    step: Callable[[Any], Any], weigh: Callable[[Any], tf.Tensor | None]
+) -> Callable[[Any], Any]:
     if isinstance(step, tf.types.experimental.PolymorphicFunction):
         # Strategies take a `tf.function` apart: the replicas meet within it, not around it.
-        function = weighted(step.python_function, are_even)
+        function = _knowing(step.python_function, weigh)
         return make_decorator(function, step._clone(python_function=function))
 
     def run(data):
         # AutoGraph leaves functions of tfdist out, but not the user's.
         converted = autograph.tf_convert(step, autograph.control_status_ctx())
-        weight = _weight_of_rows(data, are_even)
+        weight = weigh(data)
         with contextlib.nullcontext() if weight is None else _step_of(weight):
             return converted(data)
 
@@ -116,13 +128,50 @@ def make_for_batches(original, self, force=False):
     return original(self, force or made_for not in (None, _has_even_batches(self)))
 
 
+@hooks(TensorFlowTrainer, "make_test_function")
+def make_for_evaluated_batches(original, self, force=False):
+    """Data that may divide unevenly needs another evaluating step than data that does not."""
+    made_for = vars(self).get("_is_tested_for_even_batches")
+    return original(self, force or made_for not in (None, _has_even_batches(self)))
+
+
 @hooks(TensorFlowTrainer, "_make_function")
-def weigh_training_steps(original, self, step_function):
-    """In `fit` a replica's loss weighs by its rows of the global batch, not as all others."""
-    if step_function == self.train_step and has_peers(self.distribute_strategy):
+def weigh_steps(original, self, step_function):
+    """A replica's loss weighs by its rows of the global batch, not as all others.
+
+    In an evaluation this matters for losses that are sums over the rows.
+    """
+    strategy = self.distribute_strategy
+    if step_function == self.train_step and has_peers(strategy):
         self._is_for_even_batches = _has_even_batches(self)
         step_function = weighted(step_function, self._is_for_even_batches)
+    elif step_function == self.test_step and trains_on_servers(strategy):
+        step_function = whole(step_function)
+    elif step_function == self.test_step and has_copies(strategy) and _may_have_sums(self):
+        self._is_tested_for_even_batches = _has_even_batches(self)
+        step_function = weighted(step_function, self._is_tested_for_even_batches)
     return original(self, step_function)
+
+
+def _may_have_sums(model: Any) -> bool:
+    """Whether losses of `compile` may be sums over a batch's rows."""
+    compiled = getattr(model, "_compile_loss", None)
+    given = [] if compiled is None else tree.flatten(compiled._user_loss)
+    return not all(_is_mean_of_keras(loss) for loss in given)
+
+
+def _is_mean_of_keras(loss: Any) -> bool:
+    if loss is None or isinstance(loss, str):
+        return True
+    if isinstance(loss, losses.Loss):
+        is_mean = loss.reduction in (*_MEANS, "mean_with_sample_weight")
+        return is_mean and _is_of_keras(type(loss)) and _is_of_keras(getattr(loss, "fn", losses))
+    return _is_of_keras(loss)
+
+
+def _is_of_keras(function: Any) -> bool:
+    name = getattr(function, "__module__", None) or getattr(function, "__name__", None)
+    return str(name).startswith("keras.src.losses")
 
 
 def _has_even_batches(model: Any) -> bool:

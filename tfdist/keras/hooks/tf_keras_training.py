@@ -13,12 +13,13 @@ from tf_keras.src.layers.normalization.batch_normalization import BatchNormaliza
 from tf_keras.src.saving.legacy import hdf5_format
 from tf_keras.src.utils import losses_utils
 
+from tfdist.keras import scalar_losses
 from tfdist.keras.hooks import epoch_metrics, preemption, progress, row_weights
 from tfdist.keras.hooks.epoch_lengths import lengths_vary
 from tfdist.keras.hooks.saving import refuse_tables
 from tfdist.keras.hooks.shuffling import common_seed, global_seed
 from tfdist.keras.registry import hooks
-from tfdist.keras.workers import has_peers, trains_on_servers
+from tfdist.keras.workers import has_peers, replica_with_peers, trains_on_servers
 
 
 @hooks(TensorLikeDataAdapter, "__init__")
@@ -43,6 +44,26 @@ def weigh_training_steps(original, self, force=False):
 def scale_by_rows(original, loss_value):
     """A training step multiplies a replica's loss by the replica's fraction of the rows."""
     return row_weights.scaled(original, loss_value)
+
+
+@hooks(tf_keras.losses.Loss, "__call__")
+def note_call(original, self, y_true, y_pred, sample_weight=None):
+    """A call of a loss knows whether the loss divides by the number of replicas itself."""
+    if replica_with_peers() is None:
+        return original(self, y_true, y_pred, sample_weight)
+    with scalar_losses.called(self, y_true, y_pred):
+        return original(self, y_true, y_pred, sample_weight)
+
+
+@hooks(losses_utils, "compute_weighted_loss")
+def add_sums(original, losses, sample_weight=None, reduction="sum_over_batch_size", name=None):
+    """A loss that returns a sum, or has divided by all replicas, is not divided by them again."""
+    is_scalar = getattr(losses.shape, "rank", None) == 0 and replica_with_peers() is not None
+    loss = scalar_losses.of_sums() if is_scalar else None
+    if loss is not None:
+        # Keras asks it again after the call, to divide.
+        loss.reduction = reduction = losses_utils.ReductionV2.SUM
+    return original(losses, sample_weight, reduction, name)
 
 
 @hooks(losses_utils, "apply_valid_mask")

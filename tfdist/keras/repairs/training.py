@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import tensorflow as tf
 from keras import tree
-from keras.src.backend.tensorflow import trainer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
-from tensorflow.python.distribute.distribute_utils import regroup
 from tensorflow.python.distribute.values import PerReplicaSpec
 from tensorflow.python.framework.none_tensor import NoneTensorSpec
 
 from tfdist.data import draws
-from tfdist.keras.models import is_variable, tf_variable
 from tfdist.keras.registry import repairs
-from tfdist.keras.workers import communicator_of, has_copies, is_ours, replica_with_copies
+from tfdist.keras.workers import communicator_of, replica_with_copies
 
 
 @repairs(data_adapters, "is_tf_dataset", since="3.8", until="3.8")
@@ -44,7 +41,37 @@ def build_from_local_batch(original, self, iterator=None, data_batch=None):
     if self._distribute_strategy is not None and iterator is not None:
         data_batch = _shapes_of_replica(self, iterator)
         iterator = None
-    return original(self, iterator=iterator, data_batch=data_batch)
+    if self._distribute_strategy is None:
+        return original(self, iterator=iterator, data_batch=data_batch)
+    # A step of one's own may not call the model, as a GAN's, or call it with parts of a batch.
+    if _has_own_step(self) and _are_built(self, include_self=False):
+        return None
+    try:
+        return original(self, iterator=iterator, data_batch=data_batch)
+    except Exception as error:
+        # The first step makes metrics and the rest. It has more than shapes: the replica, and
+        # ragged or sparse tensors. What is wrong with the data it tells, too.
+        if _are_built(self, include_self=True):
+            return None
+        kind = ValueError if isinstance(error, ValueError) else RuntimeError
+        raise kind(
+            f"{error}\n{type(self).__name__} must have its variables before its first step on "
+            "several replicas: call its layers once within strategy.scope(), or set self.built = "
+            "True where it has them all"
+        ) from error
+
+
+def _are_built(model, include_self):
+    return all(layer.built for layer in model._flatten_layers(include_self=include_self))
+
+
+def _has_own_step(model):
+    """Whether a step is not Keras's, so that the model need not be called with a batch."""
+    kind = type(model)
+    return (
+        kind.train_step is not TensorFlowTrainer.train_step
+        or kind.test_step is not TensorFlowTrainer.test_step
+    )
 
 
 def _shapes_of_replica(model, epoch_iterator):
@@ -60,7 +87,7 @@ def _shapes_of_replica(model, epoch_iterator):
     shapes = [spec.shape for spec in tree.flatten(specs) if spec is not None]
     ranks_known = all(shape.rank is not None for shape in shapes)
     # Layers may need sizes that only a batch has.
-    is_built = all(layer.built for layer in model._flatten_layers())
+    is_built = _are_built(model, include_self=True)
     if yields_once or (
         ranks_known and (is_built or all(None not in shape[1:].as_list() for shape in shapes))
     ):
@@ -101,25 +128,6 @@ def log_metrics_of_all_replicas(original, self):
     return replica.merge_call(lambda strategy: original(self))
 
 
-@repairs(trainer, "reduce_per_replica")
-def reduce_results_that_are_variables(original, values, strategy, reduction):
-    """`fit` on several workers fails with a metric whose `result` is its variable.
-
-    The example in the documentation of `keras.metrics.Metric` is one. Reduced are the values that
-    the variable has in this worker's replicas, as those of other results are.
-    """
-    if is_ours(strategy) and getattr(strategy, "communicator", None) is not None:
-        values = tree.map_structure(lambda value: _in_replicas(value, strategy), values)
-    return original(values, strategy, reduction)
-
-
-def _in_replicas(value, strategy):
-    if not is_variable(value):
-        return value
-    parts = strategy.experimental_local_results(tf_variable(value))
-    return regroup(tuple(tf.convert_to_tensor(part) for part in parts))
-
-
 @repairs(TFEpochIterator, "_get_iterator")
 def open_arrays_once_an_epoch(original, self):
     """`fit` opens its data a second time at the end of each epoch, and drops what it has opened.
@@ -152,14 +160,3 @@ def _copy_numbers(*batch):
         return tf.raw_ops.DeepCopy(x=leaf) if is_number else leaf
 
     return tf.nest.map_structure(copy, batch, expand_composites=True)
-
-
-@repairs(TensorFlowTrainer, "predict_on_batch")
-def predict_on_batch_once(original, self, x):
-    """`predict_on_batch` returns every row once per device, since each predicts the whole batch."""
-    predicted = original(self, x)
-    strategy = self.distribute_strategy
-    if not has_copies(strategy) or communicator_of(self) is not None:
-        return predicted
-    replicas = strategy.num_replicas_in_sync
-    return tree.map_structure(lambda rows: rows[: rows.shape[0] // replicas], predicted)

@@ -3,7 +3,7 @@
 // The limit max_rows is for the table, but a stripe evicts only its own rows, so that no insertion
 // takes a second lock. A stripe whose first row is created while the table is full has none to
 // evict: the table exceeds its limit by at most one row per stripe, until that stripe inserts
-// again.
+// again. A table of fewer than 128 rows has one stripe, and keeps its limit exactly.
 #ifndef TFDIST_OPS_CORE_PS_TABLE_STRIPE_H_
 #define TFDIST_OPS_CORE_PS_TABLE_STRIPE_H_
 
@@ -25,7 +25,15 @@ namespace tfdist::ps {
 
 inline constexpr double kTicks = 16;  // per second; times of use wrap around after eight years
 
-inline size_t StripeOf(uint64_t hash) { return hash >> 40 & (kStripes - 1); }
+// A stripe compares its own rows to evict one, so a small table has few of them.
+inline size_t StripeCount(uint64_t max_rows) {
+  constexpr uint64_t kRowsOfStripe = 64;
+  size_t count = kStripes;
+  while (max_rows > 0 && count > 1 && max_rows / count < kRowsOfStripe) count /= 2;
+  return count;
+}
+// `stripes` is a power of two.
+inline size_t StripeOf(uint64_t hash, size_t stripes) { return hash >> 40 & (stripes - 1); }
 inline uint32_t Ticks(double seconds) {
   return static_cast<uint32_t>(static_cast<uint64_t>(seconds * kTicks));
 }

@@ -51,7 +51,11 @@ Status Table::Create(const TableConfig& config, std::unique_ptr<Table>* out, std
 }
 
 Table::Table(const TableConfig& config, std::string name)
-    : name_(std::move(name)), config_(config), optimizer_(config_), limit_(config.max_rows) {
+    : name_(std::move(name)),
+      config_(config),
+      optimizer_(config_),
+      limit_(config.max_rows),
+      used_stripes_(StripeCount(config.max_rows)) {
   for (size_t i = 0; i < kStripes; ++i) {
     stripes_[i] = std::make_unique<Stripe>(i, config_, optimizer_, &limit_, &promises_);
   }
@@ -76,7 +80,7 @@ uint64_t Table::counted_bytes() const {
 
 std::unique_ptr<TableBatch> Table::Prepare(const int64_t* ids, size_t count, OnMissing on_missing,
                                            bool within_budget) {
-  auto batch = std::make_unique<TableBatch>(ids, count);
+  auto batch = std::make_unique<TableBatch>(ids, count, used_stripes_);
   if (on_missing == OnMissing::kIgnore) return batch;
   // Assumes that no id has a row: finding out is expensive and needs the locks.
   const RowPromises::Counts max_new = MostNewRows(*batch);
@@ -216,7 +220,7 @@ void Table::Sweep(double now) {
 }
 
 void Table::EvictExcess() {
-  if (config_.max_rows == 0 || row_count() < config_.max_rows + kStripes) return;
+  if (config_.max_rows == 0 || row_count() < config_.max_rows + used_stripes_) return;
   // Stripes take turns, so that each loses the same number of rows.
   for (bool evicts = true; evicts;) {
     evicts = false;
@@ -264,7 +268,7 @@ void Table::Edit(const TableEdit& edit) {
 
 void Table::WriteRow(const RowMap::Header& header, const float* content, bool keeps_limit) {
   const uint64_t hash = MixId(header.id);
-  Stripe& stripe = *stripes_[StripeOf(hash)];
+  Stripe& stripe = StripeWith(hash);
   const std::lock_guard<std::mutex> lock(stripe.mutex);
   stripe.Write(header, hash, content, keeps_limit);
 }
@@ -279,7 +283,7 @@ void Table::WriteRows(const SavedRowsView& rows) {
 void Table::WriteValues(const TableEdit& edit) {
   for (size_t i = 0; i < edit.count; ++i) {
     const uint64_t hash = MixId(edit.ids[i]);
-    Stripe& stripe = *stripes_[StripeOf(hash)];
+    Stripe& stripe = StripeWith(hash);
     const std::lock_guard<std::mutex> lock(stripe.mutex);
     stripe.WriteValue(edit.ids[i], hash, Ticks(edit.now), edit.content + i * config_.width);
   }
@@ -288,7 +292,7 @@ void Table::WriteValues(const TableEdit& edit) {
 void Table::RemoveRows(const int64_t* ids, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const uint64_t hash = MixId(ids[i]);
-    Stripe& stripe = *stripes_[StripeOf(hash)];
+    Stripe& stripe = StripeWith(hash);
     const std::lock_guard<std::mutex> lock(stripe.mutex);
     const RowMap::Row row = stripe.Find(ids[i], hash);
     if (row != RowMap::kNone) stripe.Remove(row);

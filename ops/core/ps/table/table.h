@@ -128,6 +128,7 @@ class Table {
   // Reserves memory for the rows of a stripe that are missing, at most `max_new`.
   void ReserveRows(size_t stripe, size_t max_new, OnMissing on_missing, bool within_budget,
                    TableBatch* batch);
+  Stripe& StripeWith(uint64_t hash) { return *stripes_[StripeOf(hash, used_stripes_)]; }
   void WriteRow(const RowMap::Header& header, const float* content, bool keeps_limit);
   void WriteRows(const SavedRowsView& rows);
   void WriteValues(const TableEdit& edit);
@@ -138,6 +139,7 @@ class Table {
   RowOptimizer optimizer_;
   RowLimit limit_;
   RowPromises promises_;
+  const size_t used_stripes_;
   std::array<std::unique_ptr<Stripe>, kStripes> stripes_;
   StepValues snapshot_step_;
   std::shared_ptr<MemoryBudget> budget_;  // null: memory is not counted

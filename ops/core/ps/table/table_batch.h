@@ -18,15 +18,17 @@ namespace tfdist::ps {
 // The table and the ids outlive the batch.
 class TableBatch {
  public:
-  TableBatch(const int64_t* ids, size_t count) : ids_(ids), hashes_(count), order_(count) {
+  // `stripes` is the number of those that the table uses.
+  TableBatch(const int64_t* ids, size_t count, size_t stripes)
+      : ids_(ids), hashes_(count), order_(count) {
     for (size_t i = 0; i < count; ++i) {
       hashes_[i] = MixId(ids[i]);
-      ++ends_[StripeOf(hashes_[i]) + 1];
+      ++ends_[StripeOf(hashes_[i], stripes) + 1];
     }
     std::partial_sum(ends_.begin(), ends_.end(), ends_.begin());
     std::array<size_t, kStripes> next;
     std::copy_n(ends_.begin(), kStripes, next.begin());
-    for (size_t i = 0; i < count; ++i) order_[next[StripeOf(hashes_[i])]++] = i;
+    for (size_t i = 0; i < count; ++i) order_[next[StripeOf(hashes_[i], stripes)]++] = i;
   }
   ~TableBatch() {
     if (promises_ != nullptr) promises_->Unpromise(promised_);

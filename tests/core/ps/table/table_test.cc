@@ -266,6 +266,25 @@ void TestRoom() {
   }
 }
 
+// A table of a few rows keeps its limit, and the rows that are used most.
+void TestSmallTables() {
+  for (const EvictionPolicy policy : {EvictionPolicy::kLru, EvictionPolicy::kLfu}) {
+    TableConfig config = Constant(1, 0);
+    config.max_rows = 10;
+    config.policy = policy;
+    const auto table = Make(config);
+    const Ids hot = {1, 2, 3, 4, 5};
+    for (int64_t id = 0; id < 50; ++id) {
+      Lookup(*table, hot, true, 2 * id + 1);
+      Lookup(*table, {1000 + id}, true, 2 * id + 2);
+      EXPECT(table->row_count() <= 10);
+    }
+    const TableStats before = table->stats();
+    Lookup(*table, hot, false);
+    EXPECT(table->stats().hits - before.hits == hot.size());
+  }
+}
+
 // Ids hash to stripes unevenly: nothing is evicted while the whole table is within its limit, and
 // it exceeds the limit by at most one row per stripe.
 void TestBound() {
@@ -404,6 +423,7 @@ void Main() {
   TestRowsAsVectors();
   TestAdmission();
   TestRoom();
+  TestSmallTables();
   TestBound();
   TestBoundOfThreads();
   TestBoundOfRestoredRows();

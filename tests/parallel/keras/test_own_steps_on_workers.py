@@ -1,0 +1,42 @@
+"""Models whose `train_step` does not call the model, on workers and with parameter servers."""
+
+from __future__ import annotations
+
+import functools
+
+import own_steps
+import tensorflow as tf
+from models import ADAPTIVE, difference, identical
+from ps_job import meet, on_job, served
+from ranks import on_ranks
+from tiers import chosen
+
+import tfdist
+
+NAMES = chosen(own_steps.PROGRAMS, "VAE", "ragged words")
+
+
+def _like_alone(results):
+    results = [result for result in results if result is not None]
+    for name in NAMES:
+        of_workers = [result[name] for result in results]
+        identical(of_workers)
+        expected = own_steps.trained(name, tf.distribute.get_strategy())
+        assert difference(of_workers[0], expected) <= ADAPTIVE, name
+
+
+@on_ranks(2, timeout=150.0, check=_like_alone)
+def test_workers(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    return {name: own_steps.trained(name, strategy) for name in NAMES}
+
+
+@on_job(2, timeout=150.0, check=_like_alone)
+def test_parameter_servers(ctx):
+    if served():
+        return None
+    strategy = tfdist.ParameterServerStrategy(mode="sync")
+    return {
+        name: own_steps.trained(name, strategy, functools.partial(meet, ctx, name))
+        for name in NAMES
+    }
