@@ -124,7 +124,7 @@ class RawPeer {
   std::shared_ptr<const PeerProcess> process;  // at the other end of a unix socket
 
  private:
-  static TimePoint Deadline() { return Clock::now() + std::chrono::seconds(20); }
+  static TimePoint Deadline() { return Clock::now() + std::chrono::seconds(60); }
 
   Fd socket_;
 };
