@@ -186,6 +186,10 @@ CASES: dict[str, Case] = {
     "add_loss": _case(_LINE, _dense_before(Penalty)),
     "Masking": _case(_LINE, lambda inputs: layers.LSTM(4)(layers.Masking()(inputs))),
     "Resizing": _case(_IMAGE, _dense_before(lambda: layers.Resizing(5, 5))),
+    "logarithm": _case(
+        _LINE,
+        _dense_before(lambda: layers.Lambda(lambda x: keras.ops.log(keras.ops.square(x) + 0.1))),
+    ),
     "deviations": _case(
         _LINE,
         _dense_before(
