@@ -46,6 +46,7 @@ _ELASTIC = f"{_HOOKS}.elastic"
 FOR_STRATEGIES = (
     f"{_REPAIRS}.training",
     f"{_REPAIRS}.variables",
+    f"{_REPAIRS}.numbers",
     f"{_REPAIRS}.losses",
     f"{_REPAIRS}.batch_normalization",
     f"{_REPAIRS}.overflow",
