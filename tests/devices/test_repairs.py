@@ -197,3 +197,10 @@ def test_variables_of_replicas_have_no_numbers(strategy, undo):
     undo("read_as_array")
     with pytest.raises(ValueError, match="not producing an array"):
         np.asarray(total)
+
+
+def test_none_cannot_be_split(strategy, undo):
+    undo("split_what_is_none")
+    rows = models.dataset(64, 32).map(lambda x, y: (x, y, None))
+    with pytest.raises(AttributeError, match="NoneTensorSpec"):
+        _model(strategy).fit(rows, verbose=0)
