@@ -18,7 +18,11 @@ from tensorflow.python.distribute.input_lib import DistributedDataset
 @pytest.fixture
 def undo(strategy, monkeypatch):
     """Undoes a repair for one test; the strategy has installed it."""
-    return functools.partial(keras_repairs.without, set_attribute=monkeypatch.setattr)
+    return functools.partial(
+        keras_repairs.without,
+        set_attribute=monkeypatch.setattr,
+        delete_attribute=monkeypatch.delattr,
+    )
 
 
 def _model(strategy, **options):
@@ -194,3 +198,31 @@ def test_arrays_are_opened_once_an_epoch(strategy, undo, monkeypatch):
     undo("open_arrays_once_an_epoch")
     assert _openings(strategy, monkeypatch, arrays, batch_size=32) == 6
     assert _openings(strategy, monkeypatch, dataset) == both
+
+
+@pytest.mark.parametrize("kind", ["mirrored"], indirect=True)
+def test_variables_of_replicas_have_no_numbers(strategy, undo):
+    on_read = {
+        "trainable": False,
+        "synchronization": tf.VariableSynchronization.ON_READ,
+        "aggregation": tf.VariableAggregation.SUM,
+    }
+    with strategy.scope():
+        zero, total = tf.Variable(0.0), tf.Variable(0.0, **on_read)
+    assert np.asarray(total) == 0
+    undo("read_as_float")
+    undo("read_as_int")
+    undo("read_as_complex")
+    for kind in (float, int, complex):
+        with pytest.raises(TypeError, match="MirroredVariable"):
+            kind(zero)
+    undo("read_as_array")
+    with pytest.raises(ValueError, match="not producing an array"):
+        np.asarray(total)
+
+
+def test_none_cannot_be_split(strategy, undo):
+    undo("split_what_is_none")
+    rows = models.dataset(64, 32).map(lambda x, y: (x, y, None))
+    with pytest.raises(AttributeError, match="NoneTensorSpec"):
+        _model(strategy).fit(rows, verbose=0)

@@ -113,7 +113,10 @@ class DataTask:
             received.append(number)
             wake.set()
 
-        previous = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
+        # Python lets only the main thread handle signals.
+        in_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGTERM, signal.SIGINT) if in_main else ()
+        previous = {n: signal.signal(n, stop) for n in numbers}
         try:
             code = self._wait_for_end(received, wake)
             return 128 + received[0] if received else code

@@ -49,6 +49,7 @@ FOR_STRATEGIES = (
     f"{_REPAIRS}.training",
     f"{_REPAIRS}.results",
     f"{_REPAIRS}.variables",
+    f"{_REPAIRS}.numbers",
     f"{_REPAIRS}.losses",
     f"{_REPAIRS}.batch_normalization",
     f"{_REPAIRS}.layer_losses",

@@ -46,6 +46,7 @@ class Replacement:
       issue: the upstream issues, such as "keras-team/keras#18666"; `None` if there is none.
       since: the first release of Keras that needs a repair, such as "3.8"; `None`: all.
       until: the last one; `None`: the defect is not fixed yet.
+      adds: whether the owner may lack the name; the original is then `None`.
     """
 
     owner: type | types.ModuleType
@@ -55,6 +56,7 @@ class Replacement:
     issue: str | None = None
     since: str | None = None
     until: str | None = None
+    adds: bool = False
 
     @property
     def target(self) -> str:
@@ -77,7 +79,7 @@ class Replacement:
     def mismatch(self) -> str | None:
         """What is unexpected of that which is to be replaced; `None` if nothing is."""
         if not hasattr(self.owner, self.name):
-            return "does not exist"
+            return None if self.adds else "does not exist"
         current = getattr(self.owner, self.name)
         own = list(inspect.signature(self.function).parameters.values())[1:]
         if not callable(current):
@@ -91,10 +93,10 @@ class Replacement:
     def around(self, original: Any) -> Any:
         """Returns the replacement of `original`."""
         function = self.function
-        if not callable(original):
+        if not callable(original) and not self.adds:
             return function(original)
 
-        @functools.wraps(original)
+        @functools.wraps(original or function)
         def replaced(*args: Any, **kwargs: Any) -> Any:
             return function(original, *args, **kwargs)
 
@@ -114,11 +116,12 @@ def repairs(
     issue: str | None = None,
     since: str | None = None,
     until: str | None = None,
+    adds: bool = False,
 ) -> Callable[[Callable], Callable]:
     """Registers a function as the repair of `owner.name`; see the module, and `Replacement`."""
 
     def register(function: Callable) -> Callable:
-        _registered.append(Replacement(owner, name, function, True, issue, since, until))
+        _registered.append(Replacement(owner, name, function, True, issue, since, until, adds))
         return function
 
     return register
@@ -169,7 +172,8 @@ def install(*modules: str) -> None:
             "tfdist was tested with; its requirements name them."
         )
     for new_one in new:
-        setattr(new_one.owner, new_one.name, new_one.around(getattr(new_one.owner, new_one.name)))
+        current = getattr(new_one.owner, new_one.name, None)
+        setattr(new_one.owner, new_one.name, new_one.around(current))
         _installed.append(new_one)
 
 

@@ -114,7 +114,8 @@ class ServerTask:
         """Serves until the job has ended.
 
         After SIGTERM it still serves workers that were told to end as well, until they have left;
-        otherwise it ends. A second signal, or SIGINT, ends it at once.
+        otherwise it ends. A second signal, or SIGINT, ends it at once. In a thread that is not the
+        main one it handles no signals.
 
         Returns:
           The process's exit code: 0 once the chief and all other workers have left; 1 if the chief
@@ -135,7 +136,10 @@ class ServerTask:
             else:
                 self._stop.set()
 
-        previous = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
+        # Python lets only the main thread handle signals.
+        in_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGTERM, signal.SIGINT) if in_main else ()
+        previous = {n: signal.signal(n, stop) for n in numbers}
         try:
             code = self._serve()
             if code is None:

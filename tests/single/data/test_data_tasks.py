@@ -191,3 +191,14 @@ def test_after_a_signal_it_serves_until_training_has_ended() -> None:
     assert task.serve() == 128 + signal.SIGTERM
     thread.join()
     assert time.monotonic() - ended[0] < 5
+
+
+def test_it_serves_in_another_thread() -> None:
+    """Python lets only the main thread handle signals."""
+    own = cluster()
+    task = DataTask(own, Settings(rendezvous_timeout=0.5))
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(task.serve()))
+    thread.start()
+    thread.join(30)
+    assert codes == [1]

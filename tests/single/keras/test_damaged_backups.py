@@ -130,6 +130,16 @@ def test_double_checkpoint_and_no_deletion(tmp_path, expected):
     np.testing.assert_array_equal(weights[0], expected[0])
 
 
+@pytest.mark.parametrize("size", [0, 1, 21])
+def test_a_double_checkpoint_of_few_bytes(tmp_path, size):
+    """Fewer than a zip file has at least."""
+    folder = tmp_path / "backup"
+    train(backup(folder, double_checkpoint=True), interrupt=7)
+    (folder / NEWEST).write_bytes((folder / NEWEST).read_bytes()[:size])
+    steps, _ = train(backup(folder, double_checkpoint=True))
+    assert len(steps) == STEPS * EPOCHS - 4
+
+
 def test_a_process_of_a_former_generation_neither_replaces_nor_deletes(tmp_path, monkeypatch):
     folder = tmp_path / "backup"
     monkeypatch.setattr(state_file, "term_of", lambda model: Term("job", 7))

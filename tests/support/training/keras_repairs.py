@@ -32,18 +32,24 @@ def replacements_of(target: object) -> list[registry.Replacement]:
     return found
 
 
-def without(name: str, set_attribute: Callable = setattr) -> None:
+def without(
+    name: str, set_attribute: Callable = setattr, delete_attribute: Callable = delattr
+) -> None:
     """Undoes a repair that is installed; others of the same functions stay.
 
     Args:
       name: the decorated function's.
       set_attribute: as `setattr`; `monkeypatch.setattr` undoes it for one test only.
+      delete_attribute: as `delattr`.
     """
     undone = [r for r in registry.installed() if r.function.__name__ == name]
     assert undone, f"no repair of this name is installed: {name}"
     for replacement in undone:
         owner, attribute = replacement.owner, replacement.name
         current = getattr(owner, attribute)
+        if replacement.adds:
+            delete_attribute(owner, attribute)
+            continue
         if not callable(current):
             set_attribute(owner, attribute, current._module)
             continue

@@ -41,10 +41,24 @@ def note_end_of_training(model_dir: str) -> None:
     path = tf.train.latest_checkpoint(model_dir)
     if path is None:
         return
-    step = int(tf.train.load_variable(path, tf.compat.v1.GraphKeys.GLOBAL_STEP))
-    end = EndOfTraining(step, uuid.uuid4().hex)
+    end = EndOfTraining(_step_of(path), uuid.uuid4().hex)
     with tf.io.gfile.GFile(os.path.join(model_dir, _END), "w") as file:
         json.dump(dataclasses.asdict(end), file)
+
+
+def _step_of(path: str) -> int:
+    """Returns the global step of a checkpoint."""
+    name = tf.compat.v1.GraphKeys.GLOBAL_STEP
+    if tf.train.load_checkpoint(path).has_tensor(name):
+        return int(tf.train.load_variable(path, name))
+    # An object-based checkpoint, as of `model_to_estimator`, names its values otherwise.
+    number = path.rpartition("-")[2]
+    if not number.isdecimal():
+        raise ModelDirError(
+            f"{path}: expected a checkpoint with the variable {name!r}, or a name that ends with "
+            f"the global step, received {os.path.basename(path)!r}"
+        )
+    return int(number)
 
 
 def check_writable(model_dir: str, task: str) -> None:

@@ -114,6 +114,15 @@ def _spec_of_replica(spec):
     return None if isinstance(spec, tf.OptionalSpec | NoneTensorSpec) else spec
 
 
+@repairs(NoneTensorSpec, "_create_empty_value", adds=True)
+def split_what_is_none(original, self):
+    """A finite dataset of `(x, y, None)` fails under a strategy, and one of `(x, None)`.
+
+    At the end of the data TensorFlow makes a batch of no rows of each tensor's shape.
+    """
+    return None
+
+
 @repairs(Trainer, "get_metrics_result", issue="keras-team/keras#19891")
 def log_metrics_of_all_replicas(original, self):
     """What `fit` shows after a batch is the mean of the replicas' metrics.
@@ -153,6 +162,11 @@ def copy_what_python_yields(original, self):
 
 
 def _copy_numbers(*batch):
+    # Keras gives `None` as an `Optional` without a value, which TensorFlow cannot split.
+    batch = tf.nest.map_structure(
+        lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch
+    )
+
     def copy(leaf):
         is_number = isinstance(leaf, tf.Tensor) and (
             leaf.dtype.is_floating or leaf.dtype.is_integer
