@@ -30,6 +30,6 @@ def read_as_complex(original, self):
 
 
 @repairs(DistributedVariable, "__array__", adds=True)
-def read_as_array(original, self, dtype=None):
+def read_as_array(original, self, dtype=None, copy=None):
     """`np.asarray(variable)` fails under a strategy for a scalar that is a sum over replicas."""
-    return np.asarray(self.numpy(), dtype=dtype)
+    return np.asarray(self.numpy(), dtype=dtype)  # which is a copy already
