@@ -28,9 +28,9 @@ def train(model, *callbacks):
 
 def made(library, kind, folder):
     if kind == "ModelCheckpoint":
-        return library.callbacks.ModelCheckpoint(
-            str(folder / "a.weights.h5"), save_weights_only=True
-        )
+        # The other formats of tf_keras hold metrics, which all workers read together.
+        name = "a.weights.h5" if library.__name__ == "keras" else "a.h5"
+        return library.callbacks.ModelCheckpoint(str(folder / name), save_weights_only=True)
     return library.callbacks.BackupAndRestore(str(folder / "backup"))
 
 
