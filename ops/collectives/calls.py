@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import _providers
 from tfdist.ops.collectives import collective_keys
+from tfdist.ops.collectives.alone import expect_all
 from tfdist.ops.collectives.communicator import Communicator
 
 DEFAULT_TIMEOUT = 600.0
@@ -36,7 +37,13 @@ def resolve(communicator: Communicator | None, api_name: str) -> Communicator:
 
 
 def attributes(communicator: Communicator, label: str, timeout: float | None) -> dict[str, Any]:
-    """Returns the attributes that every collective op has."""
+    """Returns the attributes that every collective op has.
+
+    Raises:
+      ValueError: this thread works while the other ranks do something else.
+    """
+    # Before the key, which the other ranks do not use up.
+    expect_all(communicator, f"the collective {label!r}")
     return {
         "communicator": communicator.handle,
         "key": collective_keys.next_key(communicator.handle),

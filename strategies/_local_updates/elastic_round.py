@@ -11,11 +11,6 @@ class ElasticRound(Round):
     """Counts a worker's steps; a `RoundEnd` ends the round. Arguments as of `Round`."""
 
     @property
-    def is_between(self) -> bool:
-        """Whether the last round has ended, and no step of the next one was made."""
-        return int(self._steps.numpy()) == 0
-
-    @property
     def is_due(self) -> bool:
         """Whether the round has all its steps."""
         return bool(self._is_due())

@@ -151,6 +151,11 @@ class LocalUpdates:
         return self._centre is not None
 
     @property
+    def is_within_round(self) -> bool:
+        """Whether a round has begun that has not ended."""
+        return any(not running.is_between for running in list(self._rounds.values()))
+
+    @property
     def has_trained(self) -> bool:
         """Whether an optimizer was applied in this thread's last call of `strategy.run`."""
         return self._thread.has_trained

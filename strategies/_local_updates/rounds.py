@@ -57,6 +57,11 @@ class Round:
         self._steps_in_all = tf.Variable(0, dtype=tf.int64)
         self._residuals = tf.Variable(tf.zeros([len(self._residual_names)], tf.float64))
 
+    @property
+    def is_between(self) -> bool:
+        """Whether the last round has ended, and no step of the next one was made."""
+        return int(self._steps.numpy()) == 0
+
     def saved(self) -> dict[str, tf.Variable]:
         """The variables that another process needs to go on, by the names of `saved_state`."""
         return {

@@ -21,11 +21,6 @@ class GradientState:
         self._variables: dict[str, ResourceVariable] = {}
         self._restored: dict[str, Any] = {}
 
-    @property
-    def variables(self) -> dict[str, ResourceVariable]:
-        """Those that have been made, by name."""
-        return dict(self._variables)
-
     def saved(self) -> dict[str, Any]:
         """The variables, and the restored values of those that have not been made, by name."""
         with tf.init_scope():  # also while a function is traced

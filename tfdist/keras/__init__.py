@@ -13,6 +13,7 @@
 | `rank_zero.py`, `noted_saves.py` | what rank 0 does alone, and its successor again |
 | `log_file.py`, `event_files.py` | the files of `CSVLogger` and `TensorBoard` |
 | `on_rank_zero.py` | `tfdist.callbacks.OnRankZero` |
+| `one_worker.py` | callbacks that one worker cannot call |
 | `searches.py`, `project_files.py` | KerasTuner's searches and their files |
 | `after_import.py` | what is to be done when a package is imported |
 | `scalar_losses.py` | losses that return one number for a batch |

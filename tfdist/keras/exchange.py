@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import ops
 from tfdist.keras.workers import communicator_of, trains_on_servers
+from tfdist.ops.collectives.alone import expect_all
 
 
 def workers_of(model: Any) -> int:
@@ -76,6 +77,7 @@ def _of_chief(model: Any, values: np.ndarray) -> np.ndarray:
 
 
 def _sum_over_workers(model: Any, values: np.ndarray) -> np.ndarray:
+    expect_all(None, "the exchange of the training's state")
     parameters = model.distribute_strategy.extended.parameters
     return parameters.all_reduce(tf.constant(values), None).numpy()
 

@@ -14,6 +14,7 @@ from tfdist.elastic.values import broadcast_bytes
 from tfdist.job import process
 from tfdist.keras import rank_zero
 from tfdist.keras.callback import Callback
+from tfdist.keras.one_worker import expect_callable_by_one, without_others
 from tfdist.keras.workers import is_ours, rank_of
 
 
@@ -42,9 +43,11 @@ class OnRankZero(Callback):
     """Calls a callback on rank 0 alone, for `fit`, `evaluate` and `predict` of both Kerases.
 
     Give it to all workers. On the others nothing of the wrapped callback is called, and a function
-    that makes it is not, either. So it must not need the other workers: saving a model with
-    variables that all workers read together, such as statistics of BatchNormalization in a job that
-    is not elastic, waits for them until its timeout. `ModelCheckpoint` takes care of that itself.
+    that makes it is not, either. So it must not need the other workers. In a job that is not
+    elastic `ModelCheckpoint` needs them if all workers read one of the model's variables together,
+    such as statistics of BatchNormalization, and with `LocalUpdateStrategy`; `BackupAndRestore`
+    always does. `fit` refuses these when it begins: pass them without `OnRankZero`. A call of
+    another callback that needs all workers raises ValueError.
 
     In an elastic job the next rank 0 takes over when rank 0 is lost or leaves. Its callback is made
     and gets `set_params`, `set_model` and `on_train_begin`; then it gets the numbers that the one
@@ -89,7 +92,13 @@ class OnRankZero(Callback):
         self._call.is_set = False
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        """Takes over, if this is rank 0."""
+        """Takes over, if this is rank 0.
+
+        Raises:
+          ValueError: one worker cannot call the callback; says why.
+        """
+        if self._given is not None:
+            expect_callable_by_one(self._given, self.model)  # on all workers
         self._call.trains, self._call.has_begun = True, False
         self._call.logs, self._call.numbers = logs, {}
         self._on_rank_0("on_train_begin", self._take_over)
@@ -171,7 +180,8 @@ class OnRankZero(Callback):
         if rank_zero.is_left_to_rank_0(self.model):
             rank_zero.owe(self.model, what, call)
         elif self._rank() == 0:
-            call()
+            with without_others(self._received(), self.model):
+                call()
 
     def _rank(self) -> int:
         if is_ours(self.model.distribute_strategy):
@@ -193,6 +203,7 @@ class OnRankZero(Callback):
             state.callback.set_model(self.model)
             state.is_set = True
         if state.trains and not state.has_begun:
+            expect_callable_by_one(state.callback, self.model)
             state.callback.on_train_begin(state.logs)
             rank_zero.take_numbers(state.callback, state.numbers)
             state.has_begun = True
@@ -224,6 +235,11 @@ class OnRankZero(Callback):
 
     def _in_words(self) -> str:
         return type(self).__name__ if self._given is None else type(self._given).__qualname__
+
+    def _received(self) -> str:
+        """The class of the callback, which rank 0 alone may know."""
+        known = self._call.callback if self._given is None else self._given
+        return "a function that makes one" if known is None else type(known).__qualname__
 
 
 def _take(callback: OnRankZero, numbers: dict[str, Any]) -> None:

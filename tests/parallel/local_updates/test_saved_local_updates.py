@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 
 import models
 import numpy as np
@@ -85,3 +86,23 @@ def test_the_last_file_is_the_model(ctx, tmp_path):
     plain.load_weights(path)
     assert difference(plain.get_weights(), weights) <= EXACT
     return weights
+
+
+@pytest.mark.parametrize("save_freq", [2, "epoch"])
+@on_ranks(2)
+def test_a_backup_of_tf_keras_within_a_round_warns(ctx, tmp_path, save_freq):
+    """Rank 0 says once that going on from it is not exact; not at the end of an epoch."""
+    import tf_keras
+
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("tfdist").addHandler(handler)
+    backup = tf_keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=save_freq)
+    built(tf_keras).fit(models.dataset(STEPS * 16, 16), epochs=2, verbose=0, callbacks=[backup])
+    warnings = [each for each in messages if "BackupAndRestore of tf_keras" in each]
+    if ctx.rank == 0 and save_freq == 2:
+        (warning,) = warnings
+        assert "at batch 2 of epoch 1." in warning
+    else:
+        assert not warnings

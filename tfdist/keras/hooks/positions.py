@@ -20,6 +20,7 @@ from tfdist.keras.registry import hooks
 from tfdist.keras.state_file import CompletingSaver, is_of_later_term, read_state, unpacked
 from tfdist.keras.training import Training
 from tfdist.keras.workers import rank_of, trains_on_servers
+from tfdist.ops.collectives.alone import is_alone
 
 
 @hooks(TensorFlowTrainer, "fit")
@@ -203,7 +204,9 @@ def _saving_state(
         yield
         return
     model = callback._model
-    callback._model = CompletingSaver(model, running.state(of_all(running)), former)
+    # `OnRankZero` calls the callback on one worker.
+    is_of_all = of_all(running) and not is_alone()
+    callback._model = CompletingSaver(model, running.state(is_of_all), former)
     try:
         yield
     finally:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 import tensorflow as tf
 import tf_keras
+from tf_keras.callbacks import BackupAndRestore
 from tf_keras.src.engine import training
 from tf_keras.src.optimizers.optimizer import Optimizer
 
 from tfdist.keras.hooks import local_updates as of_keras_3
 from tfdist.keras.registry import hooks
-from tfdist.keras.workers import local_updates
+from tfdist.keras.workers import local_updates, local_updates_of, rank_of
+
+_log = logging.getLogger("tfdist")
 
 
 @hooks(Optimizer, "apply_gradients")
@@ -51,3 +56,20 @@ def note_evaluation(original, self, *args, **kwargs):
 def synchronize_epoch(original, self, logs):
     """An epoch of `fit` with `LocalUpdateStrategy` ends with a synchronization."""
     return of_keras_3.synchronize_epoch(original, self, logs)
+
+
+@hooks(BackupAndRestore, "_backup")
+def warn_within_round(original, self, epoch, batch=0):
+    """A backup within a round of `LocalUpdateStrategy` says that going on from it is not exact."""
+    local = local_updates_of(self.model.distribute_strategy)
+    is_told = getattr(self, "_tfdist_is_told", False)
+    if local is not None and not is_told and rank_of(self.model) == 0 and local.is_within_round:
+        self._tfdist_is_told = True
+        _log.warning(
+            "BackupAndRestore of tf_keras: expected a backup between two rounds of "
+            "LocalUpdateStrategy, received one within a round, at batch %d of epoch %d. It holds "
+            "nothing of the other workers and of the round: a fit that goes on from it ends with "
+            "other values. Use Keras 3, whose backups hold both",
+            *(batch + 1, epoch + 1),
+        )
+    original(self, epoch, batch)
