@@ -125,7 +125,7 @@ class _Members:
         self.calls = 0
         self.fingerprint = "f"
         self.names = {}
-        self.me = SimpleNamespace(name="worker 1")
+        self.me = SimpleNamespace(name="worker 1", process="p")
         self.timing = SimpleNamespace(check=0.01)
         self.probes = self
 
