@@ -170,7 +170,6 @@ class RecordReader:
             reply = self._call(address, call, "", 0)
             if reply is None:
                 continue
-            self.heard = time.monotonic()
             if reply.get("status") != "here":
                 continue
             try:
@@ -258,8 +257,11 @@ class RecordReader:
         )
         name = self._peers.names.get(address, address)
         try:
-            return self._peers.probes.call(address, name, messages.ELASTIC_RECORD, request)
+            reply = self._peers.probes.call(address, name, messages.ELASTIC_RECORD, request)
         except RefusedError:
             raise
         except (UnreachableError, TfdistError):
             return None  # it has ended, and perhaps another program has its address
+        # Parts, too: they may take longer than a silent member is waited for.
+        self.heard = time.monotonic()
+        return reply

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.control.client import UnreachableError
 from tfdist.elastic import record_exchange
 from tfdist.elastic.plain_values import decode, encode
 from tfdist.elastic.record_exchange import RecordReader
@@ -205,6 +206,23 @@ def test_parts_that_are_not_as_said_are_read_from_another_member(lie):
         RecordReader(_Members(lie(records)), own).read(1)
     assert own.bytes_in_memory == 0
     assert RecordReader(_Members(lie(records), _honest(records)), own).read(1) == record
+
+
+def test_a_member_that_dies_after_a_long_reading_was_heard_in_its_last_answer(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(record_exchange, "time", clock)
+    records, _ = _one_record()
+
+    def dies(request):
+        clock.now += 30
+        if clock.now > 170:
+            raise UnreachableError("it has ended")
+        return _honest(records)(request)
+
+    reader = RecordReader(_Members(dies), Records(1 << 20))
+    assert reader.read(1) is None
+    assert clock.now == 190 and reader.heard == 160
 
 
 def test_a_value_has_the_bytes_of_its_shape():
