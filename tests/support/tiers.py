@@ -24,6 +24,8 @@ def chosen(cases: dict[str, Case], *usual: str) -> dict[str, Case]:
 
 # By file name, a regular expression of the excluded cases; comments name the cases that cover them.
 LONG_CASES = {
+    # One member of two in the default tier, and a script with calls in another order.
+    "test_elastic_script_faults.py": r"all_members_are_killed|two_newcomers|\[own[12]-",
     # Calls and parts in test_elastic_records.py; signed requests take the same way.
     "test_hostile_readers.py": r"asks_for_a_call\w+\[4\]|\[open\]|test_nobody_keeps",
     # Both Kerases share the code: of tf_keras a newcomer, a save, and a callback of one's own.
