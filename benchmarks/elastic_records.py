@@ -65,7 +65,7 @@ def _read(server: RecordServer, records: Records, digest: str) -> None:
     """Reads a part as a newcomer does, but for the network."""
     parts, received = [], 0
     while True:
-        request = messages.ElasticRecord(messages.PROTOCOL, "", 0, digest, received, 0.0)
+        request = messages.ElasticRecord(messages.PROTOCOL, "", "", 0, digest, received, 0.0)
         text = messages.encode(server.answer(request, ClientContext()))
         answer = messages.decode_object(text)
         parts.append(base64.b64decode(answer["bytes"]))

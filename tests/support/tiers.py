@@ -24,6 +24,10 @@ def chosen(cases: dict[str, Case], *usual: str) -> dict[str, Case]:
 
 # By file name, a regular expression of the excluded cases; comments name the cases that cover them.
 LONG_CASES = {
+    # One member of two in the default tier, and a script with calls in another order.
+    "test_elastic_script_faults.py": r"all_members_are_killed|two_newcomers|\[own[12]-",
+    # Calls and parts in test_elastic_records.py; signed requests take the same way.
+    "test_hostile_readers.py": r"asks_for_a_call\w+\[4\]|\[open\]|test_nobody_keeps",
     # Both Kerases share the code: of tf_keras a newcomer, a save, and a callback of one's own.
     "test_elastic_files.py": r"\[(saved of epoch 1|save of epoch 2|epoch end 2|batch end 1 3"
     r"|own end)-tf_keras\]",

@@ -379,7 +379,7 @@ class ElasticLeave:
 
 @dataclasses.dataclass(frozen=True)
 class ElasticRecord:
-    """A newcomer asks for the record of a call that the members have ended, or for a part of it.
+    """A newcomer, `process`, asks for the record of a call that the members have ended, or a part.
 
     `part` is a part's digest, and `offset` the number of its first byte; an empty `part` asks for
     the digest of the record of call number `call`.
@@ -387,6 +387,7 @@ class ElasticRecord:
 
     protocol: int
     fingerprint: str
+    process: str
     call: int
     part: str
     offset: int

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import logging
-import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,8 +28,23 @@ _CHUNK = 1 << 20  # bytes
 # A part is put together in memory before its digest is compared: a larger one cannot be read.
 _MAX_PART = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
 # Seconds for which a process that has read a record may be busy before it reads the next one, and
-# for which it may read the parts of the last one.
-_BETWEEN, _AFTER_LAST = 15.0, 1.0
+# for which it may read the parts of the last one. One that waits asks again after about a second.
+_BETWEEN, _AFTER_LAST = 15.0, 3.0
+# Newcomers whose places are known. A caller may make up any number of them.
+_MAX_READERS = 64
+
+
+@dataclasses.dataclass
+class _Reader:
+    """A newcomer that reads records here.
+
+    Attributes:
+      asked: the last call whose record it has asked for.
+      at: monotonic time at which it has got on.
+    """
+
+    asked: int
+    at: float
 
 
 class RecordServer:
@@ -44,15 +60,19 @@ class RecordServer:
     ) -> None:
         self._records = records
         self._knows_job = knows_job
-        # The last call whose record a newcomer has read, and when it has read anything.
-        self._read = 0
-        self._read_at = -math.inf
+        self._lock = threading.Lock()
+        self._readers: dict[str, _Reader] = {}  # by process
 
     @property
     def is_read(self) -> bool:
         """Whether a newcomer is about to read records, as far as its last request tells."""
-        is_behind = self._read < len(self._records)
-        return time.monotonic() < self._read_at + (_BETWEEN if is_behind else _AFTER_LAST)
+        now, ended = time.monotonic(), len(self._records)
+        with self._lock:
+            return any(
+                now < reader.at + (_BETWEEN if reader.asked < ended else _AFTER_LAST)
+                for reader in self._readers.values()
+                if reader.asked <= ended  # else it waits for a call that has not ended
+            )
 
     def answer(self, request: messages.ElasticRecord, context: ClientContext) -> dict[str, Any]:
         """Answers one request.
@@ -70,20 +90,41 @@ class RecordServer:
             )
         if reason:
             return {"status": "refused", "reason": reason}
-        self._read_at = time.monotonic()
         if not request.part:
-            self._read = request.call
             head = self._records.head(request.call)
+            self._note_call(request, head is not None)
             return {"status": "none"} if head is None else {"status": "here", "part": head}
         size = self._records.size(request.part)
         if size is None or request.offset < 0:
             return {"status": "gone"}
+        if request.offset < size or not request.offset:
+            self._note_part(request)
         try:
             content = self._records.read(request.part, request.offset, _CHUNK)
         except OSError as error:  # another member may have it
             _log.warning("a part of a record of an ended call cannot be read: %s", error)
             return {"status": "gone"}
         return {"status": "here", "bytes": base64.b64encode(content).decode(), "size": size}
+
+    def _note_call(self, request: messages.ElasticRecord, has_ended: bool) -> None:
+        if request.call < 1:
+            return
+        now = time.monotonic()
+        with self._lock:
+            reader = self._readers.get(request.process)
+            # One that asks for the same record for ever does not get on.
+            if reader is not None and has_ended and request.call <= reader.asked:
+                return
+            if reader is None and len(self._readers) >= _MAX_READERS:
+                oldest = min(self._readers, key=lambda name: self._readers[name].at)
+                del self._readers[oldest]
+            self._readers[request.process] = _Reader(request.call, now)
+
+    def _note_part(self, request: messages.ElasticRecord) -> None:
+        with self._lock:
+            reader = self._readers.get(request.process)
+            if reader is not None:
+                reader.at = time.monotonic()
 
     @property
     def handlers(self) -> dict[str, Callable[[Any, ClientContext], dict[str, Any]]]:
@@ -129,7 +170,6 @@ class RecordReader:
             reply = self._call(address, call, "", 0)
             if reply is None:
                 continue
-            self.heard = time.monotonic()
             if reply.get("status") != "here":
                 continue
             try:
@@ -207,12 +247,21 @@ class RecordReader:
 
     def _call(self, address: str, call: int, part: str, offset: int) -> dict[str, Any] | None:
         request = messages.ElasticRecord(
-            messages.PROTOCOL, self._peers.fingerprint, call, part, offset, wait=0.0
+            messages.PROTOCOL,
+            self._peers.fingerprint,
+            self._peers.me.process,
+            call,
+            part,
+            offset,
+            wait=0.0,
         )
         name = self._peers.names.get(address, address)
         try:
-            return self._peers.probes.call(address, name, messages.ELASTIC_RECORD, request)
+            reply = self._peers.probes.call(address, name, messages.ELASTIC_RECORD, request)
         except RefusedError:
             raise
         except (UnreachableError, TfdistError):
             return None  # it has ended, and perhaps another program has its address
+        # Parts, too: they may take longer than a silent member is waited for.
+        self.heard = time.monotonic()
+        return reply

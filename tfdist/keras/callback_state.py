@@ -29,6 +29,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.values import SyncOnReadVariable
 
 from tfdist.elastic.plain_values import decode, encode
+from tfdist.errors import TfdistError
 from tfdist.keras.models import is_variable, tf_variable
 from tfdist.keras.workers import is_on_servers, is_table
 
@@ -81,6 +82,9 @@ class CallbackStates:
 
         Args:
           content: what its `describe` has returned.
+
+        Raises:
+          CallbackStateError: a `set_state` has raised an error, which is the cause.
         """
         described = decode(content)
         own, theirs = self._types(), described["types"]
@@ -95,7 +99,7 @@ class CallbackStates:
         for callback, values in zip(self._callbacks, described["values"], strict=True):
             for name, value in values.items():
                 if name == _WHOLE:
-                    callback.set_state(value["state"])
+                    _set_state(callback, value["state"])
                 else:
                     _put(callback, name, value)
 
@@ -131,6 +135,10 @@ class CallbackStates:
             _log.warning("%s: a newcomer keeps its own", message)
 
 
+class CallbackStateError(TfdistError):
+    """A `set_state` of the script has raised an error, when it was given a member's state."""
+
+
 class _NotPlain(Exception):
     """A value cannot be carried."""
 
@@ -144,6 +152,16 @@ def _attributes(callback: Any) -> list[tuple[str, Any]]:
 def _has_state(value: Any) -> bool:
     methods = (getattr(type(value), name, None) for name in ("get_state", "set_state"))
     return all(map(callable, methods))
+
+
+def _set_state(value: Any, state: Any) -> None:
+    try:
+        value.set_state(state)
+    except Exception as error:
+        raise CallbackStateError(
+            f"{type(value).__qualname__}.set_state: expected it to take what get_state of a "
+            f"member's has returned, received {type(error).__name__}: {error}"
+        ) from error
 
 
 def _carried(value: Any) -> Any:
@@ -242,7 +260,7 @@ def _put(owner: Any, name: str, carried: dict[str, Any]) -> None:
             own.assign(value)
     elif kind == "state":
         if _has_state(own):
-            own.set_state(value)
+            _set_state(own, value)
     elif kind == "mapping":
         if isinstance(own, dict):
             own.clear()

@@ -17,8 +17,12 @@ from keras.utils import PyDataset
 from tfdist.config.validation import show
 from tfdist.data import draws
 from tfdist.data.draws import Drawing
+from tfdist.errors import TfdistError
 
 _MAX_DRAWS = 1 << 31
+# Only its own method knows what another call of it changes, so each is made: a second's work of an
+# empty one. No script has so many epochs; a member that lies could keep this process for years.
+_MAX_MISSING_CALLS = 1_000_000
 _COUNTS = "tfdist_calls"
 _CALLS = ("on_epoch_begin", "on_epoch_end")
 
@@ -51,16 +55,31 @@ class EpochCalls:
         return vars(self._data).get(_COUNTS, {}).get(self._name, 0)
 
     def go_to(self, draws: int) -> None:
-        """Calls it as often as is missing."""
+        """Calls it as often as is missing.
+
+        Raises:
+          TfdistError: it has raised an error, which is the cause.
+        """
         for _ in range(draws - self.draws):
-            getattr(self._data, self._name)()
+            try:
+                getattr(self._data, self._name)()
+            except Exception as error:
+                raise TfdistError(
+                    f"{self._name} of {type(self._data).__name__}: expected to call it as in a "
+                    f"process that has read it, received {type(error).__name__}: {error}"
+                ) from error
             note_call(self._data, self._name)
 
     def why_not(self, draws: int) -> str | None:
         """Why it cannot go to a number of calls; `None` if it can."""
-        if draws >= self.draws:
+        kind, missing = type(self._data).__name__, draws - self.draws
+        if missing > _MAX_MISSING_CALLS:
+            return (
+                f"{self._name} of its {kind} was called {self.draws} times, and had been {draws}: "
+                f"expected at most {_MAX_MISSING_CALLS} calls to make"
+            )
+        if missing >= 0:
             return None
-        kind = type(self._data).__name__
         return f"{self._name} of its {kind} was called {self.draws} times, and had been {draws}"
 
 
@@ -108,6 +127,7 @@ def go_to(data: Iterable[Any], counts: Sequence[int]) -> list[str]:
 
     Raises:
       ValueError: `counts` are no such numbers.
+      TfdistError: a method of the data has raised an error.
     """
     if not isinstance(counts, list) or not all(map(_is_count, counts)):
         raise ValueError(f"expected how often data has drawn orders, received {show(counts)}")

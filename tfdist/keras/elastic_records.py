@@ -18,6 +18,7 @@ from tfdist.elastic.plain_values import decode, encode
 from tfdist.elastic.records import Record, Records, Value, differences, failed
 from tfdist.elastic.values import assign_values
 from tfdist.errors import TfdistError
+from tfdist.keras.callback_state import CallbackStateError
 
 
 def kept_record(
@@ -76,16 +77,25 @@ def restored(records: Records, record: Record, handles: Sequence[tf.Tensor]) -> 
 def ends_if_wrong(job: ElasticJob, record: Record) -> Iterator[None]:
     """Within it a process takes what a record has; what does not fit ends its part in the job.
 
+    Any error ends it: it has taken a part of the record, perhaps.
+
     Raises:
-      TfdistError: a value does not fit; names the call.
+      TfdistError: a value does not fit, or a method of the script has raised an error; names the
+        call.
     """
+    of_call = (
+        f"what the members' call number {job.calls.number} of fit, evaluate and predict, "
+        f"{record.kind}, has left"
+    )
     try:
         yield
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+    except CallbackStateError as error:  # the record is right, the script's method is not
+        task = job.cluster.task_name
+        raise job.ended_by(TfdistError(f"{task}: taking {of_call}: {error}")) from error.__cause__
+    except Exception as error:
         raise job.ended_by(
             TfdistError(
-                f"{job.cluster.task_name}: expected what the members' call number "
-                f"{job.calls.number} of fit, evaluate and predict, {record.kind}, has left, "
+                f"{job.cluster.task_name}: expected {of_call}, "
                 f"received what this process cannot take: {type(error).__name__}: {error}"
             )
         ) from error

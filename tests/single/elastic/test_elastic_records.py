@@ -20,8 +20,8 @@ from tfdist.elastic.records import Record, Records, Value, differences, digest_o
 from tfdist.keras import random_state
 
 
-def _request(call=0, part="", offset=0, fingerprint="f", protocol=messages.PROTOCOL):
-    return messages.ElasticRecord(protocol, fingerprint, call, part, offset, wait=0.0)
+def _request(call=0, part="", offset=0, fingerprint="f", protocol=messages.PROTOCOL, process="p"):
+    return messages.ElasticRecord(protocol, fingerprint, process, call, part, offset, wait=0.0)
 
 
 def _server(records):
@@ -161,3 +161,92 @@ def test_a_part_that_cannot_be_read_from_the_disk_is_gone(monkeypatch):
     digest = records.keep(b"weights")
     monkeypatch.setattr(records_module.os, "pread", fails)
     assert _server(records)(part=digest) == {"status": "gone"}
+
+
+class _Clock:
+    """Stands for the time that a server of records sees."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = _Clock()
+    monkeypatch.setattr(record_exchange, "time", found)
+    return found
+
+
+def _server_of(calls):
+    records = Records(1 << 20)
+    parts = [records.keep(b"weights %d" % call) for call in range(calls)]
+    for part in parts:
+        records.add(Record("fit", rest=part))
+    server = RecordServer(records, lambda request: True)
+
+    def ask(**fields):
+        return server.answer(_request(**fields), ClientContext())
+
+    return server, ask, parts, records
+
+
+def test_a_member_waits_for_the_newcomer_that_is_behind(clock):
+    """Another newcomer, which has read everything, does not hide it."""
+    server, ask, parts, _ = _server_of(3)
+    assert not server.is_read
+    ask(call=1, process="a")
+    ask(call=3, process="b")
+    clock.now += 10
+    assert server.is_read
+    ask(part=parts[0], process="a")
+    clock.now += 10
+    assert server.is_read
+    for call in (2, 3):
+        ask(call=call, process="a")
+    clock.now += 4
+    assert not server.is_read
+
+
+def test_a_member_waits_for_a_newcomer_that_asks_for_the_call_once_a_second(clock):
+    server, ask, _, records = _server_of(1)
+    assert ask(call=2) == {"status": "none"}
+    assert not server.is_read  # it waits for a call, which will not come if the program ends
+    records.add(Record("fit", rest=records.keep(b"more")))
+    clock.now += 1.5
+    assert server.is_read
+    clock.now += 5
+    assert not server.is_read
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"call": call} for call in (0, -1, -(2**80), 2, 3, 2**63)]
+    + [{"part": "another"}, {"part": 0, "offset": 9}, {"part": 0, "offset": -1}],
+)
+def test_requests_that_get_nothing_keep_no_member(fields, clock):
+    server, ask, parts, _ = _server_of(1)
+    ask(call=1)
+    if fields.get("part") == 0:
+        fields = fields | {"part": parts[0]}
+    for _ in range(10):
+        clock.now += 1
+        ask(**fields)
+    assert not server.is_read
+
+
+def test_one_that_asks_for_the_same_record_for_ever_keeps_no_member(clock):
+    server, ask, _, _ = _server_of(2)
+    for _ in range(20):
+        ask(call=1)
+        clock.now += 1
+    assert not server.is_read
+
+
+def test_made_up_newcomers_cost_little(clock):
+    server, ask, _, _ = _server_of(2)
+    for number in range(1000):
+        ask(call=1, process=str(number))
+    assert len(server._readers) <= 64 and server.is_read

@@ -9,17 +9,21 @@ import random
 import zipfile
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.control.client import UnreachableError
 from tfdist.elastic import record_exchange
 from tfdist.elastic.plain_values import decode, encode
 from tfdist.elastic.record_exchange import RecordReader
 from tfdist.elastic.records import Record, RecordGoneError, Records, Value, digest_of
+from tfdist.errors import TfdistError
 from tfdist.keras import random_state
+from tfdist.keras.callback_state import CallbackStates
 from tfdist.keras.drawing import go_to
-from tfdist.keras.elastic_records import restored
+from tfdist.keras.elastic_records import ends_if_wrong, restored
 
 _RIGHT = {"kind": "fit", "subject": {}, "rest": "r", "values": [], "failure": ""}
 
@@ -125,7 +129,7 @@ class _Members:
         self.calls = 0
         self.fingerprint = "f"
         self.names = {}
-        self.me = SimpleNamespace(name="worker 1")
+        self.me = SimpleNamespace(name="worker 1", process="p")
         self.timing = SimpleNamespace(check=0.01)
         self.probes = self
 
@@ -204,6 +208,23 @@ def test_parts_that_are_not_as_said_are_read_from_another_member(lie):
     assert RecordReader(_Members(lie(records), _honest(records)), own).read(1) == record
 
 
+def test_a_member_that_dies_after_a_long_reading_was_heard_in_its_last_answer(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(record_exchange, "time", clock)
+    records, _ = _one_record()
+
+    def dies(request):
+        clock.now += 30
+        if clock.now > 170:
+            raise UnreachableError("it has ended")
+        return _honest(records)(request)
+
+    reader = RecordReader(_Members(dies), Records(1 << 20))
+    assert reader.read(1) is None
+    assert clock.now == 190 and reader.heard == 160
+
+
 def test_a_value_has_the_bytes_of_its_shape():
     records = Records(1 << 20)
     digest = records.keep(b"x" * 5)
@@ -271,6 +292,93 @@ def test_random_states_of_another_kind_change_no_generator(fields):
 def test_counts_of_draws_are_numbers(counts):
     with pytest.raises(ValueError, match="expected how often data has drawn orders"):
         go_to([], counts)
+
+
+class _Batches(keras.utils.PyDataset):
+    """Data that counts the calls around its epochs."""
+
+    made = 0
+    error = None
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return np.zeros(1)
+
+    def on_epoch_end(self):
+        if self.error is not None:
+            raise self.error
+        self.made += 1
+
+
+def test_a_member_that_lies_about_epochs_keeps_no_newcomer_busy():
+    data = _Batches()
+    (reason,) = go_to([data], [(1 << 31) - 1])
+    assert "on_epoch_end of its _Batches was called 0 times, and had been 2147483647" in reason
+    assert not data.made
+    assert go_to([data], [1000]) == [] and data.made == 1000
+
+
+def test_an_error_of_the_data_is_not_taken_for_a_member_s():
+    data = _Batches()
+    data.error = ValueError("of the script")
+    with pytest.raises(TfdistError, match="on_epoch_end of _Batches.*of the script") as caught:
+        go_to([data], [1])
+    assert caught.value.__cause__ is data.error
+
+
+class _Job:
+    """The job of a newcomer, as `ends_if_wrong` needs it."""
+
+    cluster = SimpleNamespace(task_name="worker 1")
+    calls = SimpleNamespace(number=3)
+    ended = None
+
+    def ended_by(self, error):
+        self.ended = self.ended or str(error)
+        return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("x"),
+        OverflowError("x"),
+        zipfile.BadZipFile("x"),
+        EOFError("x"),
+        RuntimeError("x"),
+        tf.errors.InvalidArgumentError(None, None, "x"),
+        tf.errors.ResourceExhaustedError(None, None, "x"),
+    ],
+)
+def test_each_error_of_a_record_ends_the_newcomer_by_name(error):
+    job = _Job()
+    told = "worker 1: expected what .* call number 3 .*, fit, has left, received what .*: x"
+    with pytest.raises(TfdistError, match=told) as caught, ends_if_wrong(job, Record("fit")):
+        raise error
+    assert job.ended == str(caught.value) and caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("of the script"), tf.errors.AbortedError(None, None, "of the script")]
+)
+def test_an_error_of_a_callback_is_not_taken_for_a_member_s(error):
+    class Own(keras.callbacks.Callback):
+        def get_state(self):
+            return 1
+
+        def set_state(self, state):
+            raise error
+
+    states = CallbackStates([Own()], (), 0)
+    job = _Job()
+    with pytest.raises(TfdistError) as caught, ends_if_wrong(job, Record("fit")):
+        states.restore(states.describe())
+    told = str(caught.value)
+    assert "Own.set_state: expected" in told and "call number 3" in told and "script" in told
+    assert "this process cannot take" not in told
+    assert job.ended == told and caught.value.__cause__ is error
 
 
 def test_the_digest_is_of_the_whole_part():

@@ -22,7 +22,7 @@ from tfdist.data.order import order_of_each_process
 from tfdist.elastic.job import ElasticJob, LeftBehindError, Unit
 from tfdist.elastic.plain_values import decode, encode
 from tfdist.elastic.records import Record, failed
-from tfdist.errors import RendezvousTimeoutError
+from tfdist.errors import RendezvousTimeoutError, TfdistError
 from tfdist.keras import random_state, training
 from tfdist.keras.drawing import drawn, go_to
 from tfdist.keras.elastic_records import check_subject, ends_if_wrong, kept_record, restored
@@ -271,6 +271,8 @@ def _draw_as_members(job: ElasticJob, data: Sequence[Any], draws: Sequence[int])
         reasons = go_to(data, draws)
     except ValueError as error:
         reasons = [str(error)]
+    except TfdistError as error:
+        raise job.ended_by(error) from error.__cause__
     if reasons:
         job.end(
             f"expected to go on with the data of call number {job.calls.ended} of fit, evaluate "
