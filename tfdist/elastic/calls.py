@@ -66,6 +66,10 @@ class Calls:
         """The number of the present call, from 1, or of the next one."""
         return self.ended + 1
 
+    def described(self, kind: str) -> dict[str, str]:
+        """The present call in words, which all members must agree on; see `check_description`."""
+        return {"call": f"number {self.number} of fit, evaluate and predict, {kind}"}
+
     @property
     def is_inner(self) -> bool:
         """Whether the present call is within another one."""

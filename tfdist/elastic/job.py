@@ -113,6 +113,18 @@ class State(Protocol):
         """Saves a checkpoint, without a collective, because the job may end."""
 
 
+def _advice(field: str) -> str:
+    """What to look at if members describe a field differently."""
+    if field.startswith("callbacks"):
+        return "give the same callbacks to all workers"
+    if field == "call":
+        return (
+            "do all run the same program? A call that raises an error on one worker alone, and is "
+            "caught, counts there only"
+        )
+    return "do all run the same program, with the same data and seeds?"
+
+
 class ElasticJob:
     """One member of an elastic job; takes the place of a `tfdist.job.job.Job`.
 
@@ -272,10 +284,9 @@ class ElasticJob:
             if expected.get(field) != own:
                 assert self._membership.world is not None
                 self.end(
-                    "expected the same dtypes and shapes of the variables, and the same data, on "
-                    f"all members, but {field!r} differs: expected {show(expected.get(field))} as "
-                    f"on {self._membership.world.members[oldest]}, received {show(own)}: do all "
-                    "run the same program?"
+                    f"expected the same {field} on all members: {show(expected.get(field))} as on "
+                    f"{self._membership.world.members[oldest]}, received {show(own)}: "
+                    f"{_advice(field)}"
                 )
 
     def end(self, reason: str) -> NoReturn:

@@ -152,6 +152,7 @@ class ElasticFit:
         fit = f"of fit number {job.calls.fits + 1}"
         rows = self._running.rows
         description = self._description = {
+            **job.calls.described("fit"),
             f"variables {fit}": _variables_in_words(self._handles),
             f"batches {fit}": _shortened(f"{int(data.cardinality())} of {data.element_spec}"),
             # Each step cuts a batch by ranks, so all have to have the same batches.

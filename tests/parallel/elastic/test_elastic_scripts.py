@@ -6,6 +6,7 @@ A newcomer leaves out the calls that are over, and has then what the others have
 from __future__ import annotations
 
 import importlib
+import logging
 import random
 import time
 
@@ -319,3 +320,45 @@ def test_generations_without_a_unit_of_work_are_bounded(ctx):
     # The program may have caught that: it is over all the same.
     with pytest.raises(TfdistError, match="a vain unit: could not be done"):
         job.run(Unit("another unit", lambda: None))
+
+
+@pytest.mark.parametrize("extra", ["evaluate", "fit"])
+@on_ranks(2, env=ELASTIC, timeout=120.0)
+def test_a_worker_in_another_call_ends_at_once(ctx, extra):
+    """It need not wait until a collective of the others has its timeout."""
+    import keras
+
+    keras.utils.set_random_seed(3)
+    with tfdist.MultiWorkerMirroredStrategy().scope():
+        model = _model(keras, 1, None)
+    x = np.ones((32, 6))
+    model.fit(x, x[:, :1], batch_size=16, verbose=0)
+    if ctx.rank == 1:
+        began = time.monotonic()
+        call = getattr(model, extra)
+        differs = f"expected the same call on all members: .*predict.*received .*, {extra}'.*caught"
+        with pytest.raises(TfdistError, match=differs):
+            call(x, x[:, :1], batch_size=16, verbose=0)
+        assert time.monotonic() - began < 30.0
+        return
+    assert model.predict(x, verbose=0).shape == (32, 1)
+    assert len(model.fit(x, x[:, :1], batch_size=16, verbose=0).history["loss"]) == 1
+
+
+@on_ranks(2, env=ELASTIC)
+def test_founders_that_train_batches_are_warned(ctx):
+    import keras
+
+    found = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())
+    logging.getLogger("tfdist.elastic").addHandler(handler)
+
+    with tfdist.MultiWorkerMirroredStrategy().scope():
+        model = _model(keras, 1, None)
+    x = np.ones((32, 6))
+    model.fit(x, x[:, :1], batch_size=16, verbose=0)
+    for _ in range(2):
+        model.train_on_batch(x, x[:, :1])
+    (said,) = (text for text in found if "train_on_batch" in text)
+    assert "cannot join" in said

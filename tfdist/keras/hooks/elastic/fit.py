@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ _LOST_MEMBERS = (
     tf.errors.DeadlineExceededError,
 )
 _Policy = tf.data.experimental.AutoShardPolicy
+# Models of which it was said that newcomers cannot join.
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class WholeBatches:
@@ -164,6 +167,13 @@ def check_is_member(model: Any) -> None:
             "tfdist.elastic.run, received train_on_batch: a process that was started while the "
             "job runs cannot tell which batches the members have trained"
         )
+    if job is not None and model not in _warned:
+        _warned.add(model)
+        _log.warning(
+            "%s is trained by train_on_batch: a worker that is started from now on cannot join, "
+            "because it cannot tell which batches were trained; fit and tfdist.elastic.run can",
+            model.name,
+        )
 
 
 def fit_among_members(
@@ -245,6 +255,12 @@ def _end_of_fit(job: ElasticJob, model: Any) -> None:
         _meet(job, "the end of fit")
 
 
+def _begin_call(job: ElasticJob, kind: str) -> None:
+    """Ends this process's part in the job if the members are in another call."""
+    described = job.calls.described(kind)
+    job.run(Unit(f"the beginning of {kind}", lambda: job.check_description(described)))
+
+
 def _meet(job: ElasticJob, where: str) -> None:
     """Waits until all members are here."""
 
@@ -320,6 +336,7 @@ def result_among_members(original: Any, kind: str, model: Any, *args: Any, **kwa
                 # It is none that can be kept. The members' weights are this process's.
                 return original(model, *args, **kwargs)
             try:
+                _begin_call(job, kind)
                 result = original(model, *args, **kwargs)
                 _meet(job, f"the end of {kind}")
                 break
