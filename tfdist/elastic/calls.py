@@ -45,6 +45,7 @@ class Calls:
 
     Attributes:
       fits: how many of those that are over were calls of `fit`.
+      values: of the arrays of the present call of `fit`; see `data_values`.
       unrecordable: why the present call will leave nothing that another process can take; empty if
         it will.
     """
@@ -54,6 +55,7 @@ class Calls:
         self._records = records
         self._depth = 0
         self.fits = 0
+        self.values: list[float] = []
         self.unrecordable = ""
 
     @property

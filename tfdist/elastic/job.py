@@ -39,6 +39,7 @@ from tfdist.config.settings import Settings
 from tfdist.config.validation import show
 from tfdist.control import interfaces
 from tfdist.elastic.calls import Calls
+from tfdist.elastic.data_values import differences
 from tfdist.elastic.membership import Membership, World
 from tfdist.elastic.owed import OwedCalls
 from tfdist.elastic.peers import Outside
@@ -259,7 +260,7 @@ class ElasticJob:
         self._membership.describe(description, instead_of=self._described)
         self._described = tuple(description)
 
-    def check_description(self, description: dict[str, str]) -> None:
+    def check_description(self, description: dict[str, str], values: Sequence[float] = ()) -> None:
         """Ends this member's part in the job if it is described otherwise than the oldest member.
 
         All call it together. Founders found the job before they know what they train. Newcomers are
@@ -267,19 +268,20 @@ class ElasticJob:
 
         Args:
           description: what all members must agree on, by name.
+          values: of the arrays that this member trains with; see `data_values`.
 
         Raises:
           TfdistError: a field differs; names it, and what the oldest member has.
           tf.errors.OpError: a member was lost.
         """
-        text = json.dumps(description).encode()
+        text = json.dumps([description, list(values)]).encode()
         label = "what the members have described"
         with tf.device("/device:CPU:0"):
             since = ops.all_gather(
                 tf.constant([self._member_since], tf.int64), self.communicator, label=label
             ).numpy()
         oldest = int(np.argmin(since))
-        expected = json.loads(broadcast_bytes(text, self.communicator, oldest, label))
+        expected, theirs = json.loads(broadcast_bytes(text, self.communicator, oldest, label))
         for field, own in description.items():
             if expected.get(field) != own:
                 assert self._membership.world is not None
@@ -288,6 +290,26 @@ class ElasticJob:
                     f"{self._membership.world.members[oldest]}, received {show(own)}: "
                     f"{_advice(field)}"
                 )
+        assert self._membership.world is not None
+        self.check_values(values, theirs, str(self._membership.world.members[oldest]))
+
+    def check_values(self, own: Sequence[float], theirs: Sequence[float], member: str) -> None:
+        """Ends this member's part in the job if its arrays have other values than a member's.
+
+        Args:
+          own: what `values_of` has returned.
+          theirs: what it has returned on another member.
+          member: that one, in words.
+
+        Raises:
+          TfdistError: they have.
+        """
+        text = differences(own, theirs)
+        if text:
+            self.end(
+                f"expected the same data as on {member}, but {text}. Seed what draws data or their "
+                "order, as with keras.utils.set_random_seed"
+            )
 
     def end(self, reason: str) -> NoReturn:
         """Ends this process's part in the job, for good; the other members go on.

@@ -52,6 +52,7 @@ class _Received:
       stops: `model.stop_training`.
       random: the states of random generators; see `random_state`.
       of_rank_0: what callbacks that rank 0 alone calls carry; see `rank_zero`.
+      data: values of the arrays that are trained with; see `data_values`.
     """
 
     values: Sequence[tf.Tensor]
@@ -59,6 +60,7 @@ class _Received:
     stops: bool
     random: bytes
     of_rank_0: str
+    data: list[float]
 
 
 class LeftOut(Exception):
@@ -116,6 +118,8 @@ class ElasticFit:
         self._callback_states: CallbackStates | None = None
         self._received: _Received | None = None
         self._contents: Contents | None = None
+        # Of this fit: a callback may call another one.
+        self._values = job.calls.values
 
     @property
     def model(self) -> Any:
@@ -165,7 +169,7 @@ class ElasticFit:
             return
 
         def receive() -> tuple[bytes, list[tf.Tensor]]:
-            job.check_description(description)
+            job.check_description(description, self._values)
             label = "the state of rank 0"
             content = b""
             if job.rank == 0:
@@ -268,6 +272,7 @@ class ElasticFit:
             "random": np.frombuffer(random_state.packed(), np.uint8),
             "stops": np.array(bool(self._running.model.stop_training)),
             "is_in_step": np.array(self._running.is_in_step),
+            "values": np.array(self._values, np.float64),
             "of rank 0": np.array(rank_zero.describe(self._callbacks.callbacks)),
         }
         buffer = io.BytesIO()
@@ -277,6 +282,7 @@ class ElasticFit:
     def restore(self, content: bytes) -> None:
         """See `State`."""
         position, received, is_in_step = self._received_from(content)
+        self._job.check_values(self._values, received.data, "the other members")
         self._take(received)
         # Keras sets metrics to zero when an epoch begins.
         own = OwnState.of(self._running.model, of_all=False)
@@ -298,6 +304,7 @@ class ElasticFit:
                 bool(found["stops"]),
                 found["random"].tobytes(),
                 str(found["of rank 0"]),
+                found["values"].tolist(),
             )
             position = InputPosition.from_json(str(found["position"]))
             return position, received, bool(found["is_in_step"])

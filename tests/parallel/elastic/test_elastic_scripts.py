@@ -362,3 +362,29 @@ def test_founders_that_train_batches_are_warned(ctx):
         model.train_on_batch(x, x[:, :1])
     (said,) = (text for text in found if "train_on_batch" in text)
     assert "cannot join" in said
+
+
+def _trains_other_data(ctx):
+    import keras
+
+    keras.utils.set_random_seed(3)
+    with tfdist.MultiWorkerMirroredStrategy().scope():
+        model = _model(keras, 1, None)
+    x = np.random.default_rng(ctx.rank).normal(size=(32, 6))
+    if ctx.rank == 1:
+        with pytest.raises(TfdistError, match=r"expected the same data as on .*values.*Seed"):
+            model.fit(x, x[:, :1], batch_size=16, verbose=0)
+        return None
+    places = [_places(keras, ctx, "first")] if elastic_job().start_workers == 1 else []
+    return model.fit(x, x[:, :1], batch_size=16, epochs=3, verbose=0, callbacks=places).history
+
+
+@pytest.mark.parametrize("start", [1, 2])
+def test_a_worker_with_other_data_ends(start):
+    with start_ranks(_trains_other_data, 2, env={"TFDIST_ELASTIC": f"1:2:{start}"}) as ranks:
+        if start == 1:
+            ranks.wait_for(0, "at", ("first", 2))
+            ranks.send(0, "go on first", WITH_NEWCOMER)
+        outcomes = ranks.join(60.0)
+    assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
+    assert len(outcomes[0].result["loss"]) == 3

@@ -20,6 +20,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochItera
 
 from tfdist import ops
 from tfdist.data.order import order_of_each_process
+from tfdist.elastic.data_values import values_of
 from tfdist.elastic.job import ElasticJob, LeftBehindError, Unit
 from tfdist.elastic.plain_values import decode, encode
 from tfdist.elastic.records import Record, failed
@@ -192,7 +193,11 @@ def fit_among_members(
         return original(model, *args, **kwargs)
     outer = job.state
     data = _data_of(original, model, *args, **kwargs)
-    with job.calls.call("fit"), _ends_without_members(job):
+    with (
+        job.calls.call("fit"),
+        _comparing(job, original, model, *args, **kwargs),
+        _ends_without_members(job),
+    ):
         try:
             history = _fit_or_join(job, original, model, *args, **kwargs)
         except LeftOut as left:
@@ -212,6 +217,18 @@ def fit_among_members(
             f"another fit, of {model.name!r}, was called within it, in a callback"
         )
     return history
+
+
+@contextlib.contextmanager
+def _comparing(job: ElasticJob, fit: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+    """Within it members compare the arrays that they train with."""
+    given = inspect.signature(fit).bind(*args, **kwargs).arguments
+    names = ("x", "y", "sample_weight", "validation_data")
+    before, job.calls.values = job.calls.values, values_of([given.get(name) for name in names])
+    try:
+        yield
+    finally:
+        job.calls.values = before
 
 
 @contextlib.contextmanager
