@@ -56,9 +56,11 @@ Event EventOf(const Collective& collective, const Group& group) {
 
 }  // namespace
 
-CollectiveTable::CollectiveTable(const Group* group, Connections* connections)
+CollectiveTable::CollectiveTable(const Group* group, Connections* connections,
+                                 uint64_t stand_in_limit)
     : group_(group),
       connections_(connections),
+      stand_in_memory_(stand_in_limit),
       left_(group->size, false),
       waits_(group->size),
       wait_causes_(group->size),
@@ -315,7 +317,8 @@ void CollectiveTable::StandIn(const CollectiveId& id) {
   if (why.empty() && !NoteKeyOfOthers(id)) {
     why = StrCat("has stood in for ", kMaxKeysOfOthers, " different collectives");
   }
-  if (why.empty()) collective = MakeStandIn(id, signature, group_->rank, group_->hosts);
+  if (why.empty())
+    collective = MakeStandIn(id, signature, group_->rank, group_->hosts, &stand_in_memory_);
   if (why.empty() && collective == nullptr) why = "has no memory for it";
   if (!why.empty()) {
     const Status status(StatusCode::kInvalidArgument,

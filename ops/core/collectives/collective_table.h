@@ -19,6 +19,7 @@
 #include "core/collectives/collective.h"
 #include "core/collectives/group.h"
 #include "core/collectives/history.h"
+#include "core/collectives/join.h"
 #include "core/collectives/pending_time.h"
 #include "core/collectives/stall_check.h"
 #include "core/collectives/unexpected_messages.h"
@@ -59,8 +60,10 @@ class CollectiveTable : private ChunkSender {
     Status status;
   };
 
-  // `group` and `connections` must outlive the table.
-  CollectiveTable(const Group* group, Connections* connections);
+  // `group` and `connections` must outlive the table. The stand-ins of a joined rank take at most
+  // `stand_in_limit` bytes together.
+  CollectiveTable(const Group* group, Connections* connections,
+                  uint64_t stand_in_limit = StandInMemory::Limit());
 
   // Any thread.
 
@@ -155,6 +158,7 @@ class CollectiveTable : private ChunkSender {
 
   const Group* const group_;
   Connections* const connections_;
+  StandInMemory stand_in_memory_;
   std::list<std::unique_ptr<Collective>> pending_;  // in order of their start
   std::vector<Ended> ended_;                        // to be told
   UnexpectedMessages unexpected_;

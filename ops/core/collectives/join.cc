@@ -1,5 +1,7 @@
 #include "core/collectives/join.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <new>
@@ -96,15 +98,35 @@ std::string StandInRefused(const Signature& signature, int rank, int size) {
   return "";
 }
 
+StandInMemory::StandInMemory(uint64_t limit)
+    : limit_(limit), taken_(std::make_shared<std::atomic<uint64_t>>(0)) {}
+
+uint64_t StandInMemory::Limit() {
+  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) / 2 *
+         static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
+}
+
+std::shared_ptr<char> StandInMemory::Take(uint64_t bytes) {
+  const uint64_t taken = taken_->load(std::memory_order_relaxed);
+  if (bytes > limit_ - std::min(limit_, taken)) return nullptr;
+  char* const memory = static_cast<char*>(std::calloc(bytes + 1, 1));
+  if (memory == nullptr) return nullptr;
+  taken_->fetch_add(bytes, std::memory_order_relaxed);
+  return {memory, [bytes, taken = taken_](char* of) {
+            std::free(of);
+            taken->fetch_sub(bytes, std::memory_order_relaxed);
+          }};
+}
+
 std::unique_ptr<Collective> MakeStandIn(const CollectiveId& id, const Signature& signature,
-                                        int rank, const std::vector<int>& hosts) {
+                                        int rank, const std::vector<int>& hosts,
+                                        StandInMemory* stand_ins) {
   const CollectiveKind kind = static_cast<CollectiveKind>(signature.kind);
   const DType dtype = static_cast<DType>(signature.dtype);
   const DataBytes bytes = ExpectedBytes(signature, rank, static_cast<int>(hosts.size()));
-  // calloc: zeros that occupy no memory until they are touched. An all-reduce works in place.
+  // An all-reduce works in place.
   const bool in_place = kind == CollectiveKind::kAllReduce;
-  const size_t all = bytes.input + (in_place ? 0 : bytes.output);
-  const std::shared_ptr<char> memory(static_cast<char*>(std::calloc(all + 1, 1)), std::free);
+  const std::shared_ptr<char> memory = stand_ins->Take(bytes.input + (in_place ? 0 : bytes.output));
   if (memory == nullptr) return nullptr;
   if (Reduces(kind)) {
     FillIdentity(dtype, static_cast<ReduceOp>(signature.reduce_op), memory.get(),

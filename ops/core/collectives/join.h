@@ -29,6 +29,7 @@
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_JOIN_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_JOIN_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -70,9 +71,26 @@ class Join : public PlanExecutor {
 // The reason why a joined rank cannot stand in for this collective, or empty.
 std::string StandInRefused(const Signature& signature, int rank, int size);
 
+// The memory of all stand-ins that have not ended. A peer says how large they are, so there is a
+// limit.
+class StandInMemory {
+ public:
+  explicit StandInMemory(uint64_t limit);
+  // Half of this machine's memory.
+  static uint64_t Limit();
+
+  // Zeros, which occupy no memory until they are touched. Null if there is not enough.
+  std::shared_ptr<char> Take(uint64_t bytes);
+
+ private:
+  const uint64_t limit_;
+  const std::shared_ptr<std::atomic<uint64_t>> taken_;
+};
+
 // A stand-in for the collective that a peer has opened. Null if there is not enough memory.
 std::unique_ptr<Collective> MakeStandIn(const CollectiveId& id, const Signature& signature,
-                                        int rank, const std::vector<int>& hosts);
+                                        int rank, const std::vector<int>& hosts,
+                                        StandInMemory* memory);
 
 }  // namespace tfdist
 

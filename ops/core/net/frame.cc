@@ -52,7 +52,8 @@ Status Decode(const char* bytes, LimitsOf limits_of, FrameHeader* header) {
     return Status(StatusCode::kInvalidArgument, "not a tfdist frame, or of another version");
   }
   FrameLimits limits;
-  if (!LimitsOfConnection(header->type, &limits) && !limits_of(header->type, &limits)) {
+  const bool of_connection = LimitsOfConnection(header->type, &limits);
+  if (!of_connection && !limits_of(header->type, &limits)) {
     return Status(StatusCode::kInvalidArgument, StrCat("unknown frame type ", int{header->type}));
   }
   if (header->meta_bytes > limits.meta_bytes || header->payload_bytes > limits.payload_bytes) {
@@ -61,7 +62,8 @@ Status Decode(const char* bytes, LimitsOf limits_of, FrameHeader* header) {
                          " and ", header->payload_bytes, " bytes, the limits are ",
                          limits.meta_bytes, " and ", limits.payload_bytes));
   }
-  if (reserved != 0 || header->exposed > header->meta_bytes / kAddressBytes) reader.Fail();
+  const uint32_t most_exposed = of_connection ? 0 : header->meta_bytes / kAddressBytes;
+  if (reserved != 0 || header->exposed > most_exposed) reader.Fail();
   return reader.Finish("frame header");
 }
 

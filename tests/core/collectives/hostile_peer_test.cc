@@ -207,6 +207,29 @@ void TestCollectivesOfAJoinedRank() {
   EXPECT_CONTAINS(status.message(), "rank 1");
 }
 
+// A peer that opens a collective larger than this machine's memory.
+void TestALargeCollectiveOfAJoinedRank() {
+  Duel duel;
+  auto [options, ending] = Prepare(*duel.comm, {1, "join", "", 0});
+  int last_rank = 0;
+  duel.comm->Join(std::move(options), &last_rank);
+  duel.peer->Send(Open(1000, StandInMemory::Limit() / sizeof(float) + 1));
+  const Status status = Wait(ending, 100);
+  EXPECT_STATUS(status, StatusCode::kInvalidArgument);
+  EXPECT_CONTAINS(status.message(), "has joined and has no memory for it");
+}
+
+// All of them together have a limit.
+void TestMemoryOfStandIns() {
+  StandInMemory memory(1000);
+  std::shared_ptr<char> one = memory.Take(600);
+  EXPECT(one != nullptr && std::all_of(one.get(), one.get() + 600, [](char c) { return c == 0; }));
+  EXPECT(memory.Take(401) == nullptr && memory.Take(1001) == nullptr);
+  EXPECT(memory.Take(400) != nullptr);
+  one.reset();
+  EXPECT(memory.Take(1000) != nullptr && memory.Take(UINT64_MAX) == nullptr);
+}
+
 // Unusual but harmless frames.
 void TestHarmlessFrames() {
   Duel duel;
@@ -318,6 +341,8 @@ void Main() {
   TestSmallChunksOfOtherCollectives();
   TestUnreadAnswers();
   TestCollectivesOfAJoinedRank();
+  TestALargeCollectiveOfAJoinedRank();
+  TestMemoryOfStandIns();
   TestHarmlessFrames();
   TestCutOff();
   TestAbortBeforeReset();

@@ -25,6 +25,12 @@ FrameLimits LimitsOf(int type) {
   return limits;
 }
 
+// Frames of the connection itself have no payload, and no pieces of one.
+uint32_t MostExposed(const FrameHeader& header) {
+  FrameLimits limits;
+  return LimitsOfConnection(header.type, &limits) ? 0 : header.meta_bytes / 16;
+}
+
 Status Decode(const char* bytes, FrameHeader* header) {
   return tfdist::Decode(bytes, LimitsOfCollectives, header);
 }
@@ -36,7 +42,7 @@ FrameHeader RandomHeader(Random& random) {
   header.step = static_cast<uint16_t>(random());
   header.meta_bytes = static_cast<uint32_t>(random() % (limits.meta_bytes + 1));
   header.payload_bytes = random() % (limits.payload_bytes + 1);
-  header.exposed = static_cast<uint32_t>(random() % (header.meta_bytes / 16 + 1));
+  header.exposed = static_cast<uint32_t>(random() % (MostExposed(header) + 1));
   header.key = random();
   header.sequence = random();
   header.offset = random();
@@ -54,7 +60,7 @@ void ExpectDecodesCleanly(const char* bytes) {
   FrameHeader header, again;
   if (!Decode(bytes, &header).ok()) return;
   const FrameLimits limits = LimitsOf(header.type);
-  EXPECT(header.meta_bytes <= limits.meta_bytes && header.exposed <= header.meta_bytes / 16);
+  EXPECT(header.meta_bytes <= limits.meta_bytes && header.exposed <= MostExposed(header));
   EXPECT(header.payload_bytes <= limits.payload_bytes);
   EXPECT_OK(Decode(Encode(header).data(), &again));
   EXPECT(Same(header, again));

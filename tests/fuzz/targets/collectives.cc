@@ -36,7 +36,7 @@ class Rank final : public CollectiveTable::Connections {
       group_.addresses.push_back(StrCat("host", rank % 2, ":1"));
       group_.hosts.push_back(input_.Bit() ? rank % 2 : 0);
     }
-    table_ = std::make_unique<CollectiveTable>(&group_, this);
+    table_ = std::make_unique<CollectiveTable>(&group_, this, kMaxBytes);
     StreamOptions options;
     options.limits_of = LimitsOfCollectives;
     options.awaits_reason = true;

@@ -46,8 +46,11 @@ class Port {
  private:
   struct Peer {
     Fd socket;
-    bool right = true, helloed = false, proven = false;  // all of its bytes so far
-    Hello hello;
+    Hello hello;        // the last one
+    std::string sent;   // all of its bytes
+    std::string right;  // those of a HELLO that may be accepted, and of its PROOF
+    Hello right_hello;  // that HELLO
+    bool proves = false, accepted = false;
   };
 
   // Lets the acceptor read what has come.
@@ -73,7 +76,6 @@ class Port {
         peer->socket.Reset();
         return Turn();
       case 1:
-        peer->right = false;
         return Put(peer, input_.Text(120));
       case 2:
       case 3:
@@ -97,10 +99,14 @@ class Port {
         peer->hello.to = static_cast<uint32_t>(input_.Number());
         break;
     }
-    peer->right &= !peer->helloed && peer->hello.generation == kGeneration &&
-                   peer->hello.rank < kRanks && peer->hello.to == kRank;
-    peer->helloed = true;
-    Put(peer, Altered(peer, EncodeFrame(FrameType::kHello, Encode(peer->hello))));
+    const std::string frame = EncodeFrame(FrameType::kHello, Encode(peer->hello));
+    const bool valid = peer->hello.generation == kGeneration && peer->hello.rank < kRanks &&
+                       peer->hello.to == kRank;
+    if (peer->sent.empty() && valid) {
+      peer->right = Comparable(frame);
+      peer->right_hello = peer->hello;
+    }
+    Put(peer, Altered(frame));
   }
 
   void Prove(Peer* peer) {
@@ -109,21 +115,31 @@ class Port {
     const bool came = challenge.size() == kFrameHeaderBytes + kChallengeBytes;
     if (came) EXPECT_OK(Decode(challenge.substr(kFrameHeaderBytes), &received));
     Digest proof = DiallerProof(testing::TestKey(), peer->hello, received.nonce);
-    if (input_.Below(8) == 0) {  // as the acceptor proves itself: that is no proof of a dialler
-      proof = received.proof;
-      peer->right = false;
+    if (came && !peer->right.empty() && !peer->proves) {
+      peer->right += Comparable(
+          ProofFrame(DiallerProof(testing::TestKey(), peer->right_hello, received.nonce)));
+      peer->proves = true;
     }
-    peer->right &= came && !peer->proven;
-    peer->proven = true;
-    const std::string frame =
-        EncodeFrame(FrameType::kProof, std::string(proof.begin(), proof.end()));
-    const std::string bytes = Altered(peer, frame);
-    if (peer->right) expected_.push_back(peer->hello.rank);
-    Put(peer, bytes);
+    // As the acceptor proves itself: that is no proof of a dialler.
+    if (input_.Below(8) == 0) proof = received.proof;
+    Put(peer, Altered(ProofFrame(proof)));
+  }
+  static std::string ProofFrame(const Digest& proof) {
+    return EncodeFrame(FrameType::kProof, std::string(proof.begin(), proof.end()));
+  }
+
+  // A frame without the fields of its header that belong to collectives, and mean nothing here.
+  static std::string Comparable(std::string frame) {
+    for (size_t at = 0; at < frame.size(); ++at) {
+      const size_t of_header = at % (kFrameHeaderBytes + kHelloBytes);
+      const bool ignored = of_header == 6 || of_header == 7 || (of_header >= 24 && of_header < 48);
+      if (ignored) frame[at] = 0;
+    }
+    return frame;
   }
 
   // In one case of four with another bit or shorter.
-  std::string Altered(Peer* peer, std::string frame) {
+  std::string Altered(std::string frame) {
     if (input_.Below(4) != 0) return frame;
     const size_t at = input_.Below(256) % frame.size();
     if (input_.Bit()) {
@@ -131,13 +147,17 @@ class Port {
     } else {
       frame.resize(at);
     }
-    // Fields of a header that belong to collectives mean nothing here.
-    const bool ignored = frame.size() > at && (at == 6 || at == 7 || (at >= 24 && at < 48));
-    peer->right &= ignored;
     return frame;
   }
 
   void Put(Peer* peer, const std::string& bytes) {
+    peer->sent += bytes;
+    // What follows a PROOF is not the acceptor's.
+    if (peer->proves && !peer->accepted &&
+        Comparable(peer->sent).compare(0, peer->right.size(), peer->right) == 0) {
+      peer->accepted = true;
+      expected_.push_back(peer->right_hello.rank);
+    }
     const size_t cut = input_.Below(4) != 0 || bytes.empty() ? 0 : input_.Below(200) % bytes.size();
     Send(peer->socket, bytes.substr(0, cut));
     if (cut > 0) Turn();
