@@ -43,15 +43,14 @@ def build_from_local_batch(original, self, iterator=None, data_batch=None):
         iterator = None
     if self._distribute_strategy is None:
         return original(self, iterator=iterator, data_batch=data_batch)
-    # A step of one's own may not call the model, as a GAN's, or call it with parts of a batch.
-    if _has_own_step(self) and _are_built(self, include_self=False):
-        return None
     try:
         return original(self, iterator=iterator, data_batch=data_batch)
     except Exception as error:
         # The first step makes metrics and the rest. It has more than shapes: the replica, and
-        # ragged or sparse tensors. What is wrong with the data it tells, too.
-        if _are_built(self, include_self=True):
+        # ragged or sparse tensors. What is wrong with the data it tells, too. A step of one's own
+        # may not call the model at all, as a GAN's.
+        if _are_built(self, include_self=not _has_own_step(self)):
+            _build_optimizer(self)
             return None
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
         raise kind(
@@ -59,6 +58,13 @@ def build_from_local_batch(original, self, iterator=None, data_batch=None):
             "several replicas: call its layers once within strategy.scope(), or set self.built = "
             "True where it has them all"
         ) from error
+
+
+def _build_optimizer(model):
+    """Makes the variables of an optimizer, which a backup assigns before the first step."""
+    if model.optimizer is not None and not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
 
 
 def _are_built(model, include_self):
