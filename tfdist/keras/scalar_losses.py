@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras import tree
 
 _log = logging.getLogger("tfdist")
 _thread = threading.local()
@@ -104,12 +103,12 @@ def _is_mean(call: _Call) -> bool:
 def _tried(call: _Call) -> tuple[float, float]:
     """The loss of a batch of drawn numbers, and of the batch in which each row occurs twice."""
     random = np.random.default_rng(1)
-    batch = tree.map_structure(lambda tensor: _drawn(random, tensor), call.inputs)
-    twice = tree.map_structure(lambda array: np.concatenate([array, array]), batch)
+    batch = tf.nest.map_structure(lambda tensor: _drawn(random, tensor), call.inputs)
+    twice = tf.nest.map_structure(lambda array: np.concatenate([array, array]), batch)
     outside, _thread.call = _thread.call, None
     try:
         once, again = (
-            float(call.loss.call(*tree.map_structure(tf.constant, arrays)))
+            float(call.loss.call(*tf.nest.map_structure(tf.constant, arrays)))
             for arrays in (batch, twice)
         )
         return once, again
