@@ -156,7 +156,6 @@ class ElasticFit:
         fit = f"of fit number {job.calls.fits + 1}"
         rows = self._running.rows
         description = self._description = {
-            **job.calls.described("fit"),
             f"variables {fit}": _variables_in_words(self._handles),
             f"batches {fit}": _shortened(f"{int(data.cardinality())} of {data.element_spec}"),
             # Each step cuts a batch by ranks, so all have to have the same batches.
@@ -165,11 +164,13 @@ class ElasticFit:
             f"callbacks that save {fit}": _shortened(rank_zero.in_words(self.meeting)),
         }
         job.describe(description)
+        # A member that has ended a call may stand beside one that ends it in the next generation.
+        here = {**job.calls.described("fit"), **description}
         if job.is_newcomer and self._enter():
             return
 
         def receive() -> tuple[bytes, list[tf.Tensor]]:
-            job.check_description(description, self._values)
+            job.check_description(here, self._values)
             label = "the state of rank 0"
             content = b""
             if job.rank == 0:

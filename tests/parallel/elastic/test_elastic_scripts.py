@@ -368,6 +368,8 @@ def _trains_other_data(ctx):
     import keras
 
     keras.utils.set_random_seed(3)
+    if ctx.rank == 1:
+        ctx.wait_for("begin", 60.0)
     with tfdist.MultiWorkerMirroredStrategy().scope():
         model = _model(keras, 1, None)
     x = np.random.default_rng(ctx.rank).normal(size=(32, 6))
@@ -382,8 +384,10 @@ def _trains_other_data(ctx):
 @pytest.mark.parametrize("start", [1, 2])
 def test_a_worker_with_other_data_ends(start):
     with start_ranks(_trains_other_data, 2, env={"TFDIST_ELASTIC": f"1:2:{start}"}) as ranks:
-        if start == 1:
+        if start == 1:  # a job of one, which founds itself
             ranks.wait_for(0, "at", ("first", 2))
+        ranks.send(1, "begin")
+        if start == 1:
             ranks.send(0, "go on first", WITH_NEWCOMER)
         outcomes = ranks.join(60.0)
     assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
