@@ -9,6 +9,7 @@ import keras_repairs
 import models
 import numpy as np
 import pytest
+import scope_cases
 import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 from models import built_classifier, difference
@@ -109,6 +110,27 @@ def test_an_optimizer_built_outside_the_scope_is_refused(strategy):
     model = _model_built_outside(strategy)
     with pytest.raises(ValueError, match="optimizer 'adam.*' was made outside its scope"):
         model.fit(models.dataset(128, 32), verbose=0)
+
+
+def test_a_model_built_outside_has_variables_of_no_strategy(strategy, undo):
+    undo("build_in_scope_of_model")
+    with pytest.raises(ValueError, match="kernel' was made outside its scope"):
+        scope_cases.trained("called outside", strategy.scope)
+
+
+def test_an_optimizer_of_a_name_is_made_outside_the_scope(strategy, undo):
+    undo("compile_in_scope_of_model")
+    with pytest.raises(ValueError, match="optimizer 'adam.*' was made outside its scope"):
+        scope_cases.trained("compiled outside", strategy.scope)
+
+
+@pytest.mark.parametrize("kind", ["central"], indirect=True)
+def test_replicas_cannot_make_the_variables_of_predict(strategy, undo):
+    with strategy.scope():
+        model = scope_cases.lazy(keras)
+    undo("build_before_prediction")
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError, match="as a Python `bool`"):
+        model.predict(scope_cases.rows()[0], verbose=0)
 
 
 class _Slices(keras.utils.PyDataset):

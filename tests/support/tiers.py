@@ -91,16 +91,26 @@ LONG_CASES = {
     # The loop saves and restores the same; DiLoCo and top-k have an outer optimizer and feedback.
     # Of open rounds a rule with momentum, slots that are reset, fragments, several steps at once.
     "test_resumed_local_updates.py": r"test_custom\w+\[2-ranks-DiLoCo"
-    r"|test_a_round\w+\[1-rank-(?!BMUF|slots anew|streaming, late|averaging-7)"
-    r"|test_a_round\w+\[2-ranks-(?!ADMM|DiLoCo with top-k)"
+    r"|test_a_round\w+\[1-rank-(?!slots anew|averaging-7)"
+    r"|test_a_round\w+\[2-ranks-(?!DiLoCo with top-k)"
     r"|test_fit\w+\[2-ranks-(DiLoCo with PowerSGD|EASGD|ADMM|streaming)\]",
+    # Of tf_keras the rule with a multiplier for each variable; of Keras the others.
+    "test_saved_local_updates.py": r"rounds\[2-ranks-(ADMM-keras|(?!ADMM)[\w -]+-tf_keras)\]",
     # Step by step, and with all delays; one fragment follows the same recurrence.
     "test_streaming_diloco.py": r"recurrence\[2-ranks-11\]|test_one_fragment",
     # test_statistics_and_slots has a loss with BatchNormalization and slots; a worker that leaves
     # within an epoch. Backups in test_resumed_local_updates.py, and test_elastic_resume.py.
     "test_elastic_local_updates.py": r"test_other_models|\[at its end\]|from_its_backup",
-    # A kill in stage 1, and one in many short calls of fit.
-    "test_whole_scripts.py": r"\[(?!(two_stage|one_epoch_fits)-kill\])",
+    # A kill in stage 1; short calls of fit in test_elastic_scripts.py.
+    "test_whole_scripts.py": r"\[(?!two_stage-kill\])",
+    # Both Kerases share the code: of tf_keras a callback with a state of its own.
+    "test_elastic_callbacks.py": r"equal\[tf_keras-(?!own_state)|evaluates-1\]",
+    # Of orders within an epoch those that several datasets draw from; all of them between epochs.
+    "test_resume_draws.py": r"inputs\[1-rank-(?!branches-|interleaved|split)\w+-within",
+    # Both strategies share the code.
+    "test_no_sample_weights.py": r"\[central-",
+    "test_own_steps.py": r"\[central-(WGAN|ragged)",
+    "test_replicas_without_rows.py": r"two_inputs\[central|predict\[central-\w+-eager",
     # A directory that the workers share.
     "test_keras_callbacks.py": r"test_backup_and_restore\[2-ranks-own_directories\]",
     # With a number of epochs.

@@ -47,6 +47,7 @@ _SUBSTITUTES = f"{_HOOKS}.substitutes"
 # In the order of installation. Where several replace one function the last is the outermost.
 # Repairs come first, so that hooks see a Keras without defects.
 FOR_STRATEGIES = (
+    f"{_REPAIRS}.scopes",
     f"{_REPAIRS}.training",
     f"{_REPAIRS}.results",
     f"{_REPAIRS}.variables",

@@ -74,7 +74,9 @@ def test_founders_with_other_rows(ctx, library, data):
     if ctx.rank == 0:
         assert len(_fit_rows(library, data, 83).history["loss"]) == 1
         return
-    differs = "expected the same rows of fit number 1 on all .*: '83' as on worker 0.* received '84'"
+    differs = (
+        "expected the same rows of fit number 1 on all .*: '83' as on worker 0.* received '84'"
+    )
     with pytest.raises(TfdistError, match=differs):
         _fit_rows(library, data, 84)
 

@@ -19,6 +19,7 @@ from tfdist.keras.hooks.epoch_lengths import lengths_vary
 from tfdist.keras.hooks.saving import refuse_tables
 from tfdist.keras.hooks.shuffling import common_seed, global_seed
 from tfdist.keras.registry import hooks
+from tfdist.keras.variables_of_others import refuse_variables_of_others
 from tfdist.keras.workers import has_peers, replica_with_peers, trains_on_servers
 
 
@@ -33,7 +34,12 @@ def shuffle_alike(original, self, *args, shuffle=False, **kwargs):
 
 @hooks(tf_keras.Model, "make_train_function")
 def weigh_training_steps(original, self, force=False):
-    """In `fit` a replica's loss weighs by its rows of the global batch; see `row_weights`."""
+    """In `fit` a replica's loss weighs by its rows of the global batch; see `row_weights`.
+
+    All layers are of the model's scope.
+    """
+    if self.built:
+        refuse_variables_of_others(self)
     if has_peers(self.distribute_strategy) and not row_weights.is_weighted(self.train_step):
         # Not by `setattr`, which would track it. The function that Keras makes looks it up here.
         vars(self)["train_step"] = row_weights.weighted(self.train_step)

@@ -15,6 +15,8 @@ from tensorflow.python.framework.none_tensor import NoneTensorSpec
 
 from tfdist.data import draws
 from tfdist.keras.registry import repairs
+from tfdist.keras.repairs.scopes import adopt_metrics, are_built
+from tfdist.keras.variables_of_others import refuse_variables_of_others
 from tfdist.keras.workers import communicator_of, replica_with_copies
 
 
@@ -42,15 +44,18 @@ def build_from_local_batch(original, self, iterator=None, data_batch=None):
         data_batch = _shapes_of_replica(self, iterator)
         iterator = None
     if self._distribute_strategy is None:
+        refuse_variables_of_others(self)
         return original(self, iterator=iterator, data_batch=data_batch)
     try:
-        return original(self, iterator=iterator, data_batch=data_batch)
+        result = original(self, iterator=iterator, data_batch=data_batch)
     except Exception as error:
         # The first step makes metrics and the rest. It has more than shapes: the replica, and
         # ragged or sparse tensors. What is wrong with the data it tells, too. A step of one's own
         # may not call the model at all, as a GAN's.
-        if _are_built(self, include_self=not _has_own_step(self)):
+        if are_built(self, include_self=not _has_own_step(self)):
             _build_optimizer(self)
+            refuse_variables_of_others(self)
+            adopt_metrics(self)
             return None
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
         raise kind(
@@ -58,6 +63,9 @@ def build_from_local_batch(original, self, iterator=None, data_batch=None):
             "several replicas: call its layers once within strategy.scope(), or set self.built = "
             "True where it has them all"
         ) from error
+    refuse_variables_of_others(self)
+    adopt_metrics(self)
+    return result
 
 
 def _build_optimizer(model):
@@ -65,10 +73,6 @@ def _build_optimizer(model):
     if model.optimizer is not None and not model.optimizer.built:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
-
-
-def _are_built(model, include_self):
-    return all(layer.built for layer in model._flatten_layers(include_self=include_self))
 
 
 def _has_own_step(model):
@@ -93,7 +97,7 @@ def _shapes_of_replica(model, epoch_iterator):
     shapes = [spec.shape for spec in tree.flatten(specs) if spec is not None]
     ranks_known = all(shape.rank is not None for shape in shapes)
     # Layers may need sizes that only a batch has.
-    is_built = _are_built(model, include_self=True)
+    is_built = are_built(model, include_self=True)
     if yields_once or (
         ranks_known and (is_built or all(None not in shape[1:].as_list() for shape in shapes))
     ):

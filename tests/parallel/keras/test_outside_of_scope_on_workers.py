@@ -1,0 +1,30 @@
+"""What a script does outside of `strategy.scope()` trains on several workers as on one."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import scope_cases
+from models import ADAPTIVE, difference
+from ranks import on_ranks
+
+import tfdist
+
+
+@on_ranks(2, timeout=120.0)
+def test_trained(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    for case in scope_cases.TRAINED:
+        found = scope_cases.trained(case, strategy.scope)
+        expected = scope_cases.trained(case, contextlib.nullcontext)
+        assert difference(found, expected) <= ADAPTIVE, case
+
+
+@on_ranks(2)
+def test_refused(ctx):
+    """All workers find it, so none of them waits for the others."""
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    for case, (_, text) in scope_cases.REFUSED.items():
+        with pytest.raises(ValueError, match=text):
+            scope_cases.refused(case, strategy.scope)

@@ -1,0 +1,132 @@
+"""Models that are made, built or compiled partly outside of a strategy's scope."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+
+ROWS, COLUMNS, BATCH = 20, 3, 8
+
+
+def rows():
+    x = np.random.default_rng(0).normal(size=(ROWS, COLUMNS))
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def lazy(keras):
+    """A model without variables yet."""
+    return keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+
+
+def built(keras):
+    return keras.Sequential([keras.Input((COLUMNS,)), *lazy(keras).layers])
+
+
+def _compile(model):
+    model.compile("adam", "mse", metrics=["mae"])
+
+
+def _called_outside(keras, scope):
+    with scope():
+        model = lazy(keras)
+        _compile(model)
+    model(rows()[0])
+    return model
+
+
+def _built_outside(keras, scope):
+    with scope():
+        model = lazy(keras)
+    model.build((None, COLUMNS))
+    with scope():
+        _compile(model)
+    return model
+
+
+def _compiled_outside(keras, scope):
+    with scope():
+        model = built(keras)
+    _compile(model)
+    return model
+
+
+def _all_but_the_model_outside(keras, scope):
+    with scope():
+        model = lazy(keras)
+    _compile(model)
+    return model
+
+
+def _metric_outside(keras, scope):
+    metric = keras.metrics.MeanAbsoluteError(name="mae")
+    with scope():
+        model = built(keras)
+        model.compile("adam", "mse", metrics=[metric])
+    return model
+
+
+# What trains as within the scope.
+TRAINED = {
+    "called outside": _called_outside,
+    "built outside": _built_outside,
+    "compiled outside": _compiled_outside,
+    "all but the model outside": _all_but_the_model_outside,
+    "metric outside": _metric_outside,
+}
+
+
+def _made_outside(keras, scope):
+    model = built(keras)
+    with scope():
+        _compile(model)
+    return model
+
+
+def _lazy_made_outside(keras, scope):
+    model = lazy(keras)
+    with scope():
+        _compile(model)
+    return model
+
+
+def _base_outside(keras, scope):
+    base = built(keras)
+    with scope():
+        model = keras.Sequential([keras.Input((COLUMNS,)), base, keras.layers.Dense(1)])
+        _compile(model)
+    return model
+
+
+def _head_outside(keras, scope):
+    with scope():
+        base = built(keras)
+    model = keras.Sequential([keras.Input((COLUMNS,)), base, keras.layers.Dense(1)])
+    _compile(model)
+    return model
+
+
+# What is refused, and the text that says why.
+REFUSED = {
+    "made outside": (_made_outside, "was made outside of any scope, and is compiled in that of"),
+    "lazy, made outside": (_lazy_made_outside, "was made outside of any scope, and is compiled in"),
+    "base outside": (_base_outside, "expected variables of .*kernel' was made outside its scope"),
+    "head outside": (_head_outside, "was made outside the scope of .*, to which its variable .*"),
+}
+
+
+def trained(case, scope, library="keras"):
+    """Returns what a model of `TRAINED` has logged, predicted and learnt."""
+    keras = importlib.import_module(library)
+    keras.utils.set_random_seed(3)
+    model = TRAINED[case](keras, scope)
+    x, y = rows()
+    logs = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False).history
+    return [*logs.values(), model.predict(x, verbose=0), *model.get_weights()]
+
+
+def refused(case, scope, library="keras"):
+    """Trains a model of `REFUSED`."""
+    keras = importlib.import_module(library)
+    model = REFUSED[case][0](keras, scope)
+    model.fit(*rows(), batch_size=BATCH, verbose=0)

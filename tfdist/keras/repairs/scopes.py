@@ -1,0 +1,108 @@
+"""Repairs of models that a script makes, builds or compiles outside of `strategy.scope()`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras import Model, tree
+from keras.src import backend
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+from keras.src.trainers.trainer import Trainer
+
+from tfdist.keras.registry import repairs
+from tfdist.keras.workers import has_copies, is_ours
+
+
+@repairs(Model, "_open_name_scope")
+def build_in_scope_of_model(original, self):
+    """A model that was made in a scope, and is called or built outside it, cannot be trained.
+
+    What is made then are variables of no strategy.
+    """
+    strategy = getattr(self, "_distribute_strategy", None)
+    if strategy is None or tf.distribute.has_strategy() or not is_ours(strategy):
+        return original(self)
+    if are_built(self):
+        return original(self)
+    scopes = contextlib.ExitStack()
+    scopes.enter_context(strategy.scope())
+    scopes.enter_context(original(self))
+    return scopes
+
+
+@repairs(Trainer, "compile")
+def compile_in_scope_of_model(original, self, *args, **kwargs):
+    """Where `compile` is called outside the model's scope, all replicas count an optimizer's steps.
+
+    A model that was made outside, or in another scope, is refused: it fails in its first step with
+    an assertion, or trains on one device.
+    """
+    strategy = getattr(self, "_distribute_strategy", None)
+    current = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+    if is_ours(current) and strategy is not current:
+        made = "outside of any scope" if strategy is None else f"in the scope of {strategy!r}"
+        raise ValueError(
+            f"model {self.name!r}: was made {made}, and is compiled in that of {current!r}: "
+            "expected both in one `with strategy.scope():`"
+        )
+    if strategy is not None and current is None and is_ours(strategy):
+        with strategy.scope():
+            return original(self, *args, **kwargs)
+    return original(self, *args, **kwargs)
+
+
+@repairs(TensorFlowTrainer, "make_predict_function")
+def build_before_prediction(original, self, force=False):
+    """`predict` and `predict_on_batch` make a model's variables in its replicas, if nothing else
+    has, as `fit` does not.
+    """
+    result = original(self, force)
+    if is_ours(self._distribute_strategy) and not are_built(self):
+        predict = self.predict_function
+
+        def build_first(data):
+            self.predict_function = predict
+            _build_for(self, data[0])
+            return predict(data)
+
+        self.predict_function = build_first
+    return result
+
+
+def _build_for(model: Any, batch: Any) -> None:
+    """Makes a model's variables for a batch that it is to predict."""
+    strategy = model._distribute_strategy
+
+    def of_replica(value: Any) -> Any:
+        if isinstance(value, tf.distribute.DistributedValues):
+            value = strategy.experimental_local_results(value)[0]
+        return backend.KerasTensor(value.shape, backend.standardize_dtype(value.dtype))
+
+    # What has no shape, such as ragged tensors, is left to the first step.
+    with contextlib.suppress(Exception), strategy.scope():
+        inputs, _, _ = unpack_x_y_sample_weight(batch)
+        backend.compute_output_spec(model, tree.map_structure(of_replica, inputs), training=False)
+
+
+def are_built(model: Any, include_self: bool = True) -> bool:
+    """Whether a model, or all that it consists of, has its variables."""
+    return all(layer.built for layer in model._flatten_layers(include_self=include_self))
+
+
+def adopt_metrics(model: Any) -> None:
+    """Makes the variables of metrics anew that were made outside of the model's scope.
+
+    Each worker would log what it has counted itself.
+    """
+    strategy = model.distribute_strategy
+    if not has_copies(strategy):
+        return
+    with strategy.scope():
+        for metric in model.metrics:
+            for variable in metric.variables:
+                if not hasattr(variable.value, "distribute_strategy"):
+                    variable._initialize(np.asarray(variable))
