@@ -40,6 +40,7 @@ from tfdist.keras.training import Training, TrainingState
 from tfdist.keras.workers import local_updates_of
 
 _MAX_DESCRIBED = 1000
+_RETRY = 0.1  # seconds between two questions for a record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +195,8 @@ class ElasticFit:
                 record = self._job.calls.record()
             if record is not None:
                 raise LeftOut(*self._leave_out(record))
+            # The one that has ended it may just be leaving.
+            self._job.pause(_RETRY)
 
     def record(
         self, history: dict[str, list[float]], epochs: Sequence[int], draws: Sequence[int]
