@@ -49,6 +49,20 @@ def forget_the_seed() -> Iterator[None]:
             sys.modules["tensorflow"].random.set_seed(None)
 
 
+@pytest.fixture(autouse=True)
+def forget_the_precision() -> Iterator[None]:
+    """Lets later tests compute in single precision, unless they say otherwise."""
+    yield
+    for name in ("keras", "tf_keras"):
+        if name in sys.modules and sys.modules[name].backend.floatx() != "float32":
+            sys.modules[name].backend.set_floatx("float32")
+    if "keras" in sys.modules:
+        from keras.src.backend.common import global_state
+
+        # The policy of layers keeps the precision that was set when it was first asked for.
+        global_state.set_global_attribute("dtype_policy", None)
+
+
 def pytest_report_header() -> str:
     """Shows in pytest's first lines which tfdist is being tested."""
     found = importlib.util.find_spec("tfdist")
