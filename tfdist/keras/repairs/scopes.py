@@ -14,7 +14,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sampl
 from keras.src.trainers.trainer import Trainer
 
 from tfdist.keras.registry import repairs
-from tfdist.keras.workers import has_copies, is_ours
+from tfdist.keras.workers import has_copies, has_peers, is_ours, trains_on_servers
 
 
 @repairs(Model, "_open_name_scope")
@@ -43,7 +43,7 @@ def compile_in_scope_of_model(original, self, *args, **kwargs):
     """
     strategy = getattr(self, "_distribute_strategy", None)
     current = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-    if is_ours(current) and strategy is not current:
+    if strategy is not current and (has_peers(current) or trains_on_servers(current)):
         made = "outside of any scope" if strategy is None else f"in the scope of {strategy!r}"
         raise ValueError(
             f"model {self.name!r}: was made {made}, and is compiled in that of {current!r}: "
