@@ -54,6 +54,8 @@ _STOP_GRACE = 2.0
 _STOP_TIMEOUT = 3.0
 # Seconds in which the body of a call must arrive.
 _BODY_TIMEOUT = 10.0
+# Bytes of answers that callers have not read. Small ones do not count: a member waits for many.
+_MAX_UNREAD, _SMALL = 256 << 20, 1 << 16
 # Seconds between two looks at the connections, and the share of a processor that they may take:
 # usually, and after one that has closed some. In five milliseconds a stranger sends a megabyte.
 _LOOK_INTERVAL, _LOOK_SHARE = 0.1, 0.05
@@ -166,6 +168,7 @@ class ControlServer:
         self._reading: weakref.WeakValueDictionary[Peer, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
+        self._unread: dict[grpc.aio.ServicerContext, int] = {}  # bytes of large answers
         self._closed = False
         self._pool = DaemonPool(max_threads or 2 * cluster.world_size + 8)
         self._refusals = Refusals(cluster, self._pool)
@@ -300,10 +303,20 @@ class ControlServer:
                 reason = answer.pop("details", answer["reason"])
                 await self._refusals.add(peer[0], body, reason)
             reply = messages.encode(answer)
+            if len(reply) > _SMALL:
+                await self._keep(len(reply), context)
             context.set_trailing_metadata(self._signer.sign_answer(method, metadata, reply))
             return reply
 
         return handle
+
+    async def _keep(self, size: int, context: grpc.aio.ServicerContext) -> None:
+        """Keeps a large answer until its caller has read it; refuses it if there are too many."""
+        if sum(self._unread.values()) + size > _MAX_UNREAD:
+            text = f"{self._name}: {len(self._unread)} answers have not been read yet; try again"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, text)
+        self._unread[context] = size
+        context.add_done_callback(lambda context: self._unread.pop(context, None))
 
     async def _body(
         self, bodies: AsyncIterator[bytes], peer: Peer, context: grpc.aio.ServicerContext
