@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 
 import estimators
-import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -27,29 +25,13 @@ STEPS = 12
 FORMATS = ["checkpoint", "saver"]
 
 
-def compiled_model(seed):
-    """A model of Keras 3, whose weights depend on the seed."""
-    keras.utils.set_random_seed(seed)
-    layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((models.COLUMNS,), name="x"),
-            layers.Dense(8, activation="tanh", name="hidden", bias_initializer="uniform"),
-            layers.Dense(models.CLASSES, name="logits", bias_initializer="uniform"),
-        ]
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-    return model
-
-
 def make(ctx, name, checkpoint_format, strategy=None):
     """Makes the Estimator of a model that differs by rank."""
     config = estimators.config(
         ctx.tmp_path / f"{name} {checkpoint_format}", strategy, ctx.rank, eval_distribute=strategy
     )
     with estimators.alone() if strategy is None else contextlib.nullcontext():
-        model = compiled_model(ctx.rank)
+        model = estimators.keras_model(ctx.rank)
         made = estimator.model_to_estimator(
             model, config=config, checkpoint_format=checkpoint_format
         )
