@@ -121,6 +121,8 @@ LONG_CASES = {
     r"|test_movielens|test_mnist_(alone|by_workers)",
     # All-reduce; parameter servers in test_estimator_parity.py.
     "test_estimator_jobs.py": r"test_(no_strategy|async|sync)$",
+    # With servers a restart reads the step of a checkpoint; of all-reduce the note of the end.
+    "test_estimator_object_checkpoints.py": r"test_in_step\[(?!sync-keras\])|async|no_strategy",
     # Programs of the page: test_estimator_jobs.py starts such a job, test_estimator_model_fns.py
     # reads an Estimator's checkpoint.
     "test_estimator_docs.py": r"test_estimator_and_then_keras",
@@ -199,6 +201,11 @@ LONG_CASES = {
     "test_elastic_partition.py": r".",
     # The same calls, and what becomes of each, in test_strangers.py.
     "test_elastic_strangers.py": r".",
+    # Both strategies of several devices reduce with the same code; elastic workers with that of
+    # workers.
+    "test_own_steps.py": r"\[central-(?!ragged)",
+    "test_own_steps_on_workers.py": r"test_elastic",
+    "test_tuner_on_devices.py": r"\[central\]",
     # They need a Debian package and root; test_hosts.py has the same without ssh.
     "test_hosts_over_ssh.py": r".",
     # Programs of the page; test_parity.py and test_memory.py have the rest.
