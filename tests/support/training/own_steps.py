@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 layers = keras.layers
-ROWS, BATCH, COLUMNS, NOISE = 32, 8, 6, 3
+ROWS, BATCH, COLUMNS, NOISE = 64, 8, 6, 3
 UNEVEN_ROWS, SIDE = 29, 8
 
 
@@ -50,14 +50,19 @@ class WassersteinGan(keras.Model):
                 score = self.critic(between, training=True)
             slopes = inner.gradient(score, between)
             norm = tf.sqrt(tf.reduce_sum(tf.square(slopes), axis=1) + 1e-6)
-            each = self.critic(made)[:, 0] - self.critic(real)[:, 0] + 10.0 * tf.square(norm - 1)
-            critic_loss = tf.nn.compute_average_loss(each, global_batch_size=BATCH)
-        self._apply(tape, critic_loss, self.critic, self.critic_optimizer)
+            critics = self.critic(made)[:, 0] - self.critic(real)[:, 0]
+            critics += 10.0 * tf.square(norm - 1)
+            loss = tf.nn.compute_average_loss(critics, global_batch_size=BATCH)
+        self._apply(tape, loss, self.critic, self.critic_optimizer)
         with tf.GradientTape() as tape:
-            each = -self.critic(self.generator(noise, training=True))[:, 0]
-            generator_loss = tf.nn.compute_average_loss(each, global_batch_size=BATCH)
-        self._apply(tape, generator_loss, self.generator, self.generator_optimizer)
-        return {"critic": critic_loss, "generator": generator_loss}
+            generators = -self.critic(self.generator(noise, training=True))[:, 0]
+            loss = tf.nn.compute_average_loss(generators, global_batch_size=BATCH)
+        self._apply(tape, loss, self.generator, self.generator_optimizer)
+        return self.logs(critics, generators)
+
+    def logs(self, critics: Any, generators: Any) -> dict[str, Any]:
+        """What a step returns of the losses of the rows."""
+        return {"critic": tf.reduce_mean(critics), "generator": tf.reduce_mean(generators)}
 
     def _apply(self, tape: Any, loss: Any, part: keras.Model, optimizer: Any) -> None:
         gradients = tape.gradient(loss, [v.value for v in part.trainable_variables])
