@@ -1,4 +1,4 @@
-"""train_and_evaluate with checkpoints that name values by objects: to the end, and on from there."""
+"""train_and_evaluate to the end, and on from there, with values that are named by objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfdist.estimator.training.model_dir import end_of_training
 
 pytestmark = pytest.mark.timeout(240)
 FIRST, LAST = 12, 20
-MODELS = ["keras", "objects", "saver"]
+MODELS = ["keras", "objects", "saver", "model_fn"]
 
 
 def task(ctx, kind, model, max_steps):
