@@ -38,12 +38,6 @@ def make(ctx, name, checkpoint_format, strategy=None):
     return model, made
 
 
-def numbers(directory):
-    """What a checkpoint holds, but the description of its objects."""
-    saved = estimators.saved(directory)
-    return {name: value for name, value in saved.items() if np.asarray(value).dtype.kind in "fi"}
-
-
 def train_like_alone(ctx, kind, checkpoint_format, replicas=2):
     """Trains on all workers, and on rank 0 alone; returns what this worker has seen."""
     strategy = STRATEGIES[kind]()
@@ -68,7 +62,7 @@ def train_like_alone(ctx, kind, checkpoint_format, replicas=2):
         before["loss"] *= replicas
         assert difference([before[n] for n in expected], [*expected.values()]) <= EXACT
     alone.train(input_fn(BATCH), max_steps=STEPS)
-    found, wanted = numbers(together.model_dir), numbers(alone.model_dir)
+    found, wanted = (estimators.numbers(made.model_dir) for made in (together, alone))
     assert found.keys() == wanted.keys() and len(found) > len(kernels)
     for name in found:
         assert difference([found[name]], [wanted[name]]) <= ADAPTIVE, name

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import estimators
 import pytest
+from estimator_data import ignore_warnings
 from estimator_job import train_and_evaluate
+from models import ADAPTIVE
 from ps_job import served
 from rank_outcome import describe_all
 from ranks import start_ranks
@@ -15,7 +18,7 @@ from test_estimator_jobs import run, summaries
 from tfdist.config.cluster import Cluster
 from tfdist.estimator.training.model_dir import end_of_training
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), ignore_warnings]
 FIRST, LAST = 12, 20
 MODELS = ["keras", "objects", "saver", "model_fn"]
 
@@ -66,9 +69,15 @@ def test_in_step(kind, model, tmp_path):
     check(directory, FIRST)
     first_end = end_of_training(str(directory))
     assert first_end.global_step == FIRST
+    shutil.copytree(directory, tmp_path / "alone")
     assert job(tmp_path, kind, model, LAST) == [LAST - FIRST] * 2
     check(directory, LAST)
     assert end_of_training(str(directory)) != first_end
+    # One process without a strategy goes on from the same checkpoint to the same values.
+    alone = estimators.MODELS[model](estimators.config(tmp_path / "alone"))
+    alone.train(estimators.input_fn(), max_steps=LAST)
+    expected = estimators.numbers(tmp_path / "alone")
+    estimators.same(estimators.numbers(directory), expected, ADAPTIVE)
 
 
 @pytest.mark.parametrize("model", MODELS)

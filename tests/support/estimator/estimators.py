@@ -126,7 +126,9 @@ def object_model_fn(features: Any, labels: Any, mode: str) -> Any:
     )
     train_op = None
     if mode == estimator.ModeKeys.TRAIN:
-        train_op = tf.group(*optimizer.get_updates(loss, net.trainable_variables))
+        # Optimizers of tf_keras add the replicas' gradients.
+        part = loss / tf.distribute.get_strategy().num_replicas_in_sync
+        train_op = tf.group(*optimizer.get_updates(part, net.trainable_variables))
     accuracy = v1.metrics.accuracy(labels, tf.argmax(logits, 1))
     return estimator.EstimatorSpec(
         mode,
@@ -206,6 +208,12 @@ def saved(directory: Path, step: int | None = None) -> dict[str, np.ndarray]:
     path = tf.train.latest_checkpoint(str(directory)) if step is None else None
     path = path or str(Path(directory) / f"model.ckpt-{step}")
     return {name: tf.train.load_variable(path, name) for name, _ in tf.train.list_variables(path)}
+
+
+def numbers(directory: Path) -> dict[str, np.ndarray]:
+    """Returns what the latest checkpoint holds, but the description of its objects."""
+    values = saved(directory)
+    return {name: value for name, value in values.items() if np.asarray(value).dtype.kind in "fi"}
 
 
 def checkpoints(directory: Path) -> list[int]:
