@@ -51,8 +51,8 @@ def all_reduce(
     Args:
       tensors: a tensor or a list of tensors of float16, bfloat16, float32, float64, int8, int16,
         int32, int64, uint8 or bool; the same shapes on every rank. Tensors of one dtype travel
-        together. Or `tf.IndexedSlices` of float16, bfloat16, float32, float64, int32 or int64, with
-        any number of rows on each rank; only the rows travel.
+        together. Or `tf.IndexedSlices` of the same dtypes but bool, with any number of rows on each
+        rank; only the rows travel.
       communicator: the ranks; `None` means those of the job.
       reduce_op: "sum", "mean", "min", "max" or "product". Integers wrap; their mean truncates
         toward zero, as `tf.reduce_mean` does. For bools "sum" and "max" mean "or", "min" and

@@ -8,7 +8,17 @@ from tfdist.ops import library
 from tfdist.ops.collectives.calls import attributes, resolve
 from tfdist.ops.collectives.communicator import Communicator
 
-_REDUCIBLE_ROWS = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
+_REDUCIBLE_ROWS = (
+    tf.float16,
+    tf.bfloat16,
+    tf.float32,
+    tf.float64,
+    tf.int8,
+    tf.int16,
+    tf.int32,
+    tf.int64,
+    tf.uint8,
+)
 
 
 def check_rows(slices: tf.IndexedSlices, reduce_op: str, api_name: str) -> None:
@@ -52,8 +62,8 @@ def all_reduce_rows(
     condition.
 
     Args:
-      slices: rows of float16, bfloat16, float32, float64, int32 or int64. The number of rows may
-        differ between ranks; dtype and shape may not.
+      slices: rows of float16, bfloat16, float32, float64, int8, int16, int32, int64 or uint8. The
+        number of rows may differ between ranks; dtype and shape may not.
       communicator: the ranks; `None` means those of the job.
       reduce_op: "sum" or "mean". The mean is over all ranks, including those without the row.
       label: the collective's name in error messages.

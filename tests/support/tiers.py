@@ -53,7 +53,7 @@ LONG_CASES = {
     r"|test_fit\[mirrored-(graph|eager)-tf_keras",
     # One device acts as no strategy; both strategies of several devices reduce with the same code.
     "test_models_on_devices.py": r"\[(OneDevice|CentralStorage)Strategy-"
-    r"(?!GAN|synchronized)|\[MirroredStrategy-GRU\]",
+    r"(?!GAN|synchronized)|\[MirroredStrategy-(GRU|VAE|WGAN-GP|two views)\]",
     # Both strategies read with the same code; the mirrored cases cover it.
     "test_inputs.py": r"test_\w+\[central",
     # Batches of arrays and shuffled datasets in test_resume_on_devices.py, and the other datasets
@@ -131,6 +131,10 @@ LONG_CASES = {
     r"|test_movielens|test_mnist_(alone|by_workers)",
     # All-reduce; parameter servers in test_estimator_parity.py.
     "test_estimator_jobs.py": r"test_(no_strategy|async|sync)$",
+    # What the steps compute in test_estimator_strategies.py.
+    "test_estimator_to_the_end.py": r"\[(?!mirrored-objects\])",
+    # With servers a restart reads the step of a checkpoint; of all-reduce the note of the end.
+    "test_estimator_object_checkpoints.py": r"test_in_step\[(?!sync-keras\])|async|no_strategy",
     # Programs of the page: test_estimator_jobs.py starts such a job, test_estimator_model_fns.py
     # reads an Estimator's checkpoint.
     "test_estimator_docs.py": r"test_estimator_and_then_keras",
@@ -209,6 +213,11 @@ LONG_CASES = {
     "test_elastic_partition.py": r".",
     # The same calls, and what becomes of each, in test_strangers.py.
     "test_elastic_strangers.py": r".",
+    # Both strategies of several devices reduce with the same code; elastic workers with that of
+    # workers.
+    "test_own_steps.py": r"\[central-(?!ragged)",
+    "test_own_steps_on_workers.py": r"test_elastic",
+    "test_tuner_on_devices.py": r"\[central\]",
     # They need a Debian package and root; test_hosts.py has the same without ssh.
     "test_hosts_over_ssh.py": r".",
     # Programs of the page; test_parity.py and test_memory.py have the rest.

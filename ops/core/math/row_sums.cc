@@ -9,6 +9,7 @@ namespace tfdist {
 int64_t DenseTableRows(const std::vector<RowCount>& ranks, size_t row_bytes, size_t id_bytes,
                        size_t element_bytes) {
   const int64_t table_rows = ranks.front().table_rows;
+  if (element_bytes == 1 && ranks.size() > 255) return -1;  // a count of 256 ranks is 0
   uint64_t rows = 0;
   for (const RowCount& rank : ranks) {
     if (rank.table_rows < 0 || rank.table_rows != table_rows) return -1;

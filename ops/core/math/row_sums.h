@@ -13,9 +13,10 @@
 //
 // Many rows of a small table can exceed the table. Where R (r + i) > 2 n (r + e), step 2 is a ring
 // all-reduce of the whole table of n rows. Each row then has one more element, of e bytes, which
-// counts the ranks that have the row. All ranks know the same numbers and make the same choice. The
-// result is the same except for the order of ids: rows that no rank has are left out, because an
-// optimizer may update a row even if its gradient is zero.
+// counts the ranks that have the row; 256 ranks or more, whose count 8 bits do not hold, gather
+// such rows. All ranks know the same numbers and make the same choice. The result is the same
+// except for the order of ids: rows that no rank has are left out, because an optimizer may update
+// a row even if its gradient is zero.
 #ifndef TFDIST_OPS_CORE_MATH_ROW_SUMS_H_
 #define TFDIST_OPS_CORE_MATH_ROW_SUMS_H_
 

@@ -103,7 +103,7 @@ REGISTER_COLLECTIVE("TfdistAllReduceRows")
     .Input("table_rows: int64")
     .Output("reduced_ids: Tindices")
     .Output("reduced_rows: T")
-    .Attr("T: {half, bfloat16, float, double, int32, int64}")
+    .Attr("T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8}")
     .Attr("Tindices: {int32, int64}")
     .Attr(kSumOrMean)
     .SetShapeFn([](InferenceContext* c) {

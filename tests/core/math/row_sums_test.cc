@@ -35,6 +35,12 @@ void TestDenseTableWhereSmaller() {
   EXPECT(table({{10, 10}, {11, 9}}) == -1);
   EXPECT(table({{21, 10}, {0, 10}}) == 10);
   EXPECT(table({{0, 10}, {0, 10}}) == -1);
+  // In 8 bits the count of ranks with a row must not wrap.
+  const auto bytes = [](size_t ranks) {
+    return DenseTableRows(std::vector<RowCount>(ranks, {10, 10}), 16, 4, 1);
+  };
+  EXPECT(bytes(255) == 10);
+  EXPECT(bytes(256) == -1);
 }
 
 void Main() {
@@ -42,6 +48,9 @@ void Main() {
   TestAdd<double>(DType::kFloat64);
   TestAdd<int32_t>(DType::kInt32);
   TestAdd<int64_t>(DType::kInt64);
+  TestAdd<int8_t>(DType::kInt8);
+  TestAdd<int16_t>(DType::kInt16);
+  TestAdd<uint8_t>(DType::kUInt8);
   TestDenseTableWhereSmaller();
   uint16_t half = 0, brain = 0;
   SetOne(DType::kFloat16, &half);

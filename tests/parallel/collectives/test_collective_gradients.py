@@ -183,6 +183,17 @@ def test_gradients_of_lists_and_of_gradients(ctx):
     first, second = tape.gradient(value, [single, double])
     np.testing.assert_array_equal(first, [6.0 if rank == 0 else 10.0])
     assert second is None or not np.any(second)
+    with tf.GradientTape() as tape:
+        tape.watch([single, double])
+        one, two = ops.all_gather([single, double])
+        value = tf.cast(tf.reduce_sum(one * [3.0, 5.0]), tf.float64) * tf.reduce_sum(two * two)
+    gradients = tape.gradient(value, [single, double])
+    # 3 * 1 + 5 * 2 times 2 * 2.0 on each of the ranks; 3 or 5 times 8, likewise.
+    for found, expected, dtype in zip(
+        gradients, ([2 * 8 * (3.0 + 2 * rank)], [2 * 13 * 4.0]), ("float32", "float64"), strict=True
+    ):
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, expected)
     x = tf.Variable([2.0, 3.0])
     with tf.GradientTape() as outer:
         with tf.GradientTape() as inner:

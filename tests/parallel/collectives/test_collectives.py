@@ -152,10 +152,16 @@ def rows_of_tables_are_added(ctx) -> None:
     for reduce_op in ("max", "product"):
         with pytest.raises(ValueError, match=f"'sum' or 'mean' for tf.IndexedSlices.*{reduce_op}"):
             ops.all_reduce(rows, None, reduce_op)
-    small = tf.IndexedSlices(tf.ones([1, 2], tf.int8), [0])
+    # Integers wrap, as dense ones do.
+    small = tf.IndexedSlices(tf.constant([[100], [100]], tf.uint8), [9, 9])
+    for call in (ops.all_reduce, lambda slices: ops.fused_all_reduce([slices])[0]):
+        result = call(small)
+        assert result.values.dtype == tf.uint8
+        assert result.values.numpy().tolist() == [[200 * size % 256]]
+    odd = tf.IndexedSlices(tf.ones([1, 2], tf.bool), [0])
     for call in (ops.all_reduce, lambda slices: ops.fused_all_reduce([slices])):
-        with pytest.raises(TypeError, match="expected tf.IndexedSlices of float16.*int8"):
-            call(small)
+        with pytest.raises(TypeError, match="expected tf.IndexedSlices of float16.*bool"):
+            call(odd)
 
 
 def factors_scale(ctx) -> None:

@@ -10,6 +10,9 @@ from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.job import process
 
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+DTYPES = (*FLOATS, "int8", "int16", "int32", "int64", "uint8")
+
 
 def join() -> ops.Communicator:
     return process.current.join(Cluster.from_environment()).communicator
@@ -50,7 +53,7 @@ def test_rows_of_equal_ids_are_added(ctx):
     def ids_of(rank):
         return [7, 2, 7, 2 + rank, 7, 90 - rank][: 6 * min(rank, 1)]
 
-    for dtype in ("float16", "bfloat16", "float32", "float64", "int32", "int64"):
+    for dtype in DTYPES:
         for id_dtype in ("int32", "int64"):
             for table_rows in (100, None):  # rows are fewer, or nobody knows
                 mine = slices(ctx.rank, ids_of(ctx.rank), 3, table_rows, dtype, id_dtype)
@@ -91,7 +94,7 @@ def test_what_travels_is_the_least(ctx):
     def many_of(rank):
         return [i % 9 for i in range(rank, rank + 400)]  # row 9 is nobody's
 
-    for dtype in ("float16", "bfloat16", "float32", "float64", "int32", "int64"):
+    for dtype in DTYPES:
         results = {}
         for table_rows in (10, None):
             # The sums stay small: what is added is exact in every dtype.

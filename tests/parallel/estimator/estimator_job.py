@@ -28,6 +28,7 @@ def train_and_evaluate(
     max_steps: int | None = None,
     batches: Sequence[int] | None = None,
     throttle: float = 0.0,
+    model: str = "model_fn",
 ) -> dict[str, Any]:
     """Runs this task of the job.
 
@@ -37,6 +38,7 @@ def train_and_evaluate(
       max_steps: of all workers together.
       batches: of each worker; else the input has no end.
       throttle: seconds from one evaluation to the next.
+      model: one of `estimators.MODELS`.
 
     Returns:
       "task", and how many "steps" it has trained.
@@ -56,7 +58,7 @@ def train_and_evaluate(
         estimator.BestExporter("best", receive_features),
     ]
     estimator.train_and_evaluate(
-        estimator.Estimator(estimators.model_fn, config=config, params={"optimizer": "adam"}),
+        estimators.MODELS[model](config),
         estimator.TrainSpec(estimators.input_fn(batches=batches), max_steps, hooks=[steps]),
         estimator.EvalSpec(
             estimators.input_fn(batches=4),
@@ -76,6 +78,7 @@ def main() -> None:
     parser.add_argument("kind", choices=[*estimators.STRATEGIES, "none"])
     parser.add_argument("--max-steps", type=int)
     parser.add_argument("--batches", type=int, nargs="+")
+    parser.add_argument("--model", choices=estimators.MODELS, default="model_fn")
     arguments = parser.parse_args()
     print(json.dumps(train_and_evaluate(**vars(arguments))), flush=True)
 

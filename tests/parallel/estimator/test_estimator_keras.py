@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 
 import estimators
-import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -27,39 +25,17 @@ STEPS = 12
 FORMATS = ["checkpoint", "saver"]
 
 
-def compiled_model(seed):
-    """A model of Keras 3, whose weights depend on the seed."""
-    keras.utils.set_random_seed(seed)
-    layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((models.COLUMNS,), name="x"),
-            layers.Dense(8, activation="tanh", name="hidden", bias_initializer="uniform"),
-            layers.Dense(models.CLASSES, name="logits", bias_initializer="uniform"),
-        ]
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-    return model
-
-
 def make(ctx, name, checkpoint_format, strategy=None):
     """Makes the Estimator of a model that differs by rank."""
     config = estimators.config(
         ctx.tmp_path / f"{name} {checkpoint_format}", strategy, ctx.rank, eval_distribute=strategy
     )
     with estimators.alone() if strategy is None else contextlib.nullcontext():
-        model = compiled_model(ctx.rank)
+        model = estimators.keras_model(ctx.rank)
         made = estimator.model_to_estimator(
             model, config=config, checkpoint_format=checkpoint_format
         )
     return model, made
-
-
-def numbers(directory):
-    """What a checkpoint holds, but the description of its objects."""
-    saved = estimators.saved(directory)
-    return {name: value for name, value in saved.items() if np.asarray(value).dtype.kind in "fi"}
 
 
 def train_like_alone(ctx, kind, checkpoint_format, replicas=2):
@@ -86,7 +62,7 @@ def train_like_alone(ctx, kind, checkpoint_format, replicas=2):
         before["loss"] *= replicas
         assert difference([before[n] for n in expected], [*expected.values()]) <= EXACT
     alone.train(input_fn(BATCH), max_steps=STEPS)
-    found, wanted = numbers(together.model_dir), numbers(alone.model_dir)
+    found, wanted = (estimators.numbers(made.model_dir) for made in (together, alone))
     assert found.keys() == wanted.keys() and len(found) > len(kernels)
     for name in found:
         assert difference([found[name]], [wanted[name]]) <= ADAPTIVE, name

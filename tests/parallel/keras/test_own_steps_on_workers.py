@@ -8,12 +8,13 @@ import own_steps
 import tensorflow as tf
 from models import ADAPTIVE, difference, identical
 from ps_job import meet, on_job, served
-from ranks import on_ranks
+from rank_outcome import describe_all
+from ranks import on_ranks, start_ranks
 from tiers import chosen
 
 import tfdist
 
-NAMES = chosen(own_steps.PROGRAMS, "VAE", "ragged words")
+NAMES = chosen(own_steps.PROGRAMS, "DCGAN", "ragged texts")
 
 
 def _like_alone(results):
@@ -25,10 +26,21 @@ def _like_alone(results):
         assert difference(of_workers[0], expected) <= ADAPTIVE, name
 
 
-@on_ranks(2, timeout=150.0, check=_like_alone)
-def test_workers(ctx):
+def _train(ctx):
     strategy = tfdist.MultiWorkerMirroredStrategy()
     return {name: own_steps.trained(name, strategy) for name in NAMES}
+
+
+@on_ranks(2, timeout=150.0, check=_like_alone)
+def test_workers(ctx):
+    return _train(ctx)
+
+
+def test_elastic_workers():
+    with start_ranks(_train, 2, env={"TFDIST_ELASTIC": "2:2:2"}) as ranks:
+        outcomes = ranks.join(150.0)
+    assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
+    _like_alone([outcome.result for outcome in outcomes])
 
 
 @on_job(2, timeout=150.0, check=_like_alone)

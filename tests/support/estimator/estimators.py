@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import models
 import numpy as np
 import tensorflow as tf
@@ -102,6 +103,71 @@ def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> A
     )
 
 
+def object_model_fn(features: Any, labels: Any, mode: str) -> Any:
+    """As `model_fn`, in objects of tf_keras that a `tf.train.Checkpoint` saves."""
+    import tf_keras
+
+    net = tf_keras.Sequential(
+        [tf_keras.layers.Dense(8, "tanh", name="first"), tf_keras.layers.Dense(models.CLASSES)]
+    )
+    logits = net(features["x"])
+    step = v1.train.get_global_step()
+    optimizer = tf_keras.optimizers.legacy.Adam(0.01)
+    optimizer.iterations = step
+    scaffold = v1.train.Scaffold(saver=tf.train.Checkpoint(step=step, net=net, adam=optimizer))
+    predictions = {"logits": logits}
+    if mode == estimator.ModeKeys.PREDICT:
+        outputs = {"serving_default": estimator.export.PredictOutput(predictions)}
+        return estimator.EstimatorSpec(
+            mode, predictions=predictions, export_outputs=outputs, scaffold=scaffold
+        )
+    loss = tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    )
+    train_op = None
+    if mode == estimator.ModeKeys.TRAIN:
+        # Optimizers of tf_keras add the replicas' gradients.
+        part = loss / tf.distribute.get_strategy().num_replicas_in_sync
+        train_op = tf.group(*optimizer.get_updates(part, net.trainable_variables))
+    accuracy = v1.metrics.accuracy(labels, tf.argmax(logits, 1))
+    return estimator.EstimatorSpec(
+        mode,
+        loss=loss,
+        train_op=train_op,
+        eval_metric_ops={"accuracy": accuracy},
+        scaffold=scaffold,
+    )
+
+
+def keras_model(seed: int = 0) -> keras.Model:
+    """Makes a compiled model of Keras 3, whose weights depend on the seed."""
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((models.COLUMNS,), name="x"),
+            layers.Dense(8, activation="tanh", name="hidden", bias_initializer="uniform"),
+            layers.Dense(models.CLASSES, name="logits", bias_initializer="uniform"),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+
+
+# Estimators by how their checkpoints name values: "objects" and "keras" by objects.
+MODELS = {
+    "model_fn": lambda config: estimator.Estimator(
+        model_fn, config=config, params={"optimizer": "adam"}
+    ),
+    "objects": lambda config: estimator.Estimator(object_model_fn, config=config),
+    "keras": lambda config: estimator.model_to_estimator(keras_model(), config=config),
+    "saver": lambda config: estimator.model_to_estimator(
+        keras_model(), config=config, checkpoint_format="saver"
+    ),
+}
+
+
 def make(directory: Path, strategy: Any = None, seed: int = 0, **options: Any) -> Any:
     """Makes an Estimator of `model_fn`.
 
@@ -142,6 +208,12 @@ def saved(directory: Path, step: int | None = None) -> dict[str, np.ndarray]:
     path = tf.train.latest_checkpoint(str(directory)) if step is None else None
     path = path or str(Path(directory) / f"model.ckpt-{step}")
     return {name: tf.train.load_variable(path, name) for name, _ in tf.train.list_variables(path)}
+
+
+def numbers(directory: Path) -> dict[str, np.ndarray]:
+    """Returns what the latest checkpoint holds, but the description of its objects."""
+    values = saved(directory)
+    return {name: value for name, value in values.items() if np.asarray(value).dtype.kind in "fi"}
 
 
 def checkpoints(directory: Path) -> list[int]:

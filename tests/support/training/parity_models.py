@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import own_steps
 import tensorflow as tf
 from models import ADAPTIVE, EXACT, difference
 
@@ -64,13 +65,21 @@ def sequences() -> tuple[np.ndarray, np.ndarray]:
     return x, (np.abs(x).sum(axis=(1, 2)) * 3).astype("int32") % CLASSES
 
 
-def classifier_of(body: Callable, optimizer: Any) -> keras.Model:
+def classifier_of(body: Callable, optimizer: Any, loss: Any = None) -> keras.Model:
     """Makes a compiled classifier of `sequences`; `body` makes one row of each."""
     inputs = keras.Input((TIMES, COLUMNS))
     model = keras.Model(inputs, layers.Dense(CLASSES)(body(inputs)))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])
     return model
+
+
+def mean_of_batch(labels: Any, logits: Any) -> tf.Tensor:
+    """A loss that is one number for a batch."""
+    labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    )
 
 
 def transformer_block(inputs: Any) -> Any:
@@ -197,6 +206,39 @@ def weighted_rows() -> tuple:
     return x, targets, {"label": weights[0], "size": weights[1]}
 
 
+class TrackedGan(own_steps.WassersteinGan):
+    """Logs means over the rows of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_critic = keras.metrics.Mean(name="critic")
+        self.of_generator = keras.metrics.Mean(name="generator")
+
+    @property
+    def metrics(self) -> list:
+        """The metrics that `logs` updates."""
+        return [self.of_critic, self.of_generator]
+
+    def logs(self, critics: Any, generators: Any) -> dict[str, Any]:
+        """The means so far."""
+        self.of_critic.update_state(critics)
+        self.of_generator.update_state(generators)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def tracked_gan() -> keras.Model:
+    """Makes a compiled `TrackedGan`."""
+    model = TrackedGan()
+    model.compile()
+    return model
+
+
+def _own(name: str) -> Case:
+    """A program of `own_steps`."""
+    make = own_steps.PROGRAMS[name]
+    return Case(lambda: make()[0], lambda: make()[1], ADAPTIVE, batch=own_steps.BATCH)
+
+
 def _adam() -> keras.optimizers.Optimizer:
     return keras.optimizers.Adam(0.005)
 
@@ -221,6 +263,12 @@ CASES = {
     "synchronized BatchNormalization": Case(
         lambda: classifier_of(normalized, _momentum()), sequences, ADAPTIVE
     ),
+    "scalar loss": Case(
+        lambda: classifier_of(layers.LSTM(12), _adam(), mean_of_batch), sequences, ADAPTIVE
+    ),
+    "VAE": _own("VAE"),
+    "WGAN-GP": dataclasses.replace(_own("WGAN-GP"), build=tracked_gan),
+    "two views": _own("two views"),
 }
 
 
@@ -240,9 +288,9 @@ def train(case: Case, strategy: Any = None, started: Callable[[], None] = lambda
     started()
     data = tf.data.Dataset.from_tensor_slices(case.data()).batch(case.batch)
     history = model.fit(data, epochs=2, verbose=0, **case.options).history
-    optimizers = [model.optimizer]
-    if isinstance(model, Gan):
-        optimizers = [model.generator_optimizer, model.discriminator_optimizer]
+    own = [v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer)]
+    # With optimizers of its own a model does not use the one that `compile` has made.
+    optimizers = [v for v in own if v is not model.optimizer] or [model.optimizer]
     slots = [np.asarray(v) for optimizer in optimizers for v in optimizer.variables]
     weights = model.get_weights()
     return Trained(weights, slots, history, difference(weights, first))

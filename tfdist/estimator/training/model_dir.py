@@ -41,13 +41,17 @@ def note_end_of_training(model_dir: str) -> None:
     path = tf.train.latest_checkpoint(model_dir)
     if path is None:
         return
-    end = EndOfTraining(_step_of(path), uuid.uuid4().hex)
+    end = EndOfTraining(step_of(path), uuid.uuid4().hex)
     with tf.io.gfile.GFile(os.path.join(model_dir, _END), "w") as file:
         json.dump(dataclasses.asdict(end), file)
 
 
-def _step_of(path: str) -> int:
-    """Returns the global step of a checkpoint."""
+def step_of(path: str) -> int:
+    """Returns the global step of a checkpoint.
+
+    Raises:
+      ModelDirError: neither the checkpoint nor its name has it.
+    """
     name = tf.compat.v1.GraphKeys.GLOBAL_STEP
     if tf.train.load_checkpoint(path).has_tensor(name):
         return int(tf.train.load_variable(path, name))

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist.estimator.training import data_tasks, server_optimizers, tables
 from tfdist.estimator.training.chief_hooks import is_saver, saver_hooks, summary_hooks
 from tfdist.estimator.training.end_together import BatchAhead, EndTogether, agreed_and_others
+from tfdist.estimator.training.model_dir import step_of
 from tfdist.estimator.training.preemption import StopAtNotice
 from tfdist.estimator.training.sessions import SessionCreator, initialized_session, restore
 from tfdist.estimator.training.warm_start import warm_start
@@ -268,7 +269,7 @@ class _SessionCreator(SessionCreator):
             if self._scaffold.init_fn is not None:
                 self._scaffold.init_fn(session)
             return True
-        if path is None or tf.train.load_variable(path, v1.GraphKeys.GLOBAL_STEP) < step:
+        if path is None or step_of(path) < step:
             return False
         restore(self._scaffold, session, path)
         tables.restore(self._strategy.extended.parameters, path)
