@@ -109,7 +109,6 @@ LONG_CASES = {
     "test_resume_draws.py": r"inputs\[1-rank-(?!branches-|interleaved|split)\w+-within",
     # Both strategies share the code.
     "test_no_sample_weights.py": r"\[central-",
-    "test_own_steps.py": r"\[central-(WGAN|ragged)",
     "test_replicas_without_rows.py": r"two_inputs\[central|predict\[central-\w+-eager",
     # A directory that the workers share.
     "test_keras_callbacks.py": r"test_backup_and_restore\[2-ranks-own_directories\]",
