@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from tfdist.config import validation
 from tfdist.config.elastic import Elastic
+from tfdist.errors import ClusterConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Settings:
       restarts: how often this task was started again (`TFDIST_RESTARTS`).
       elastic: the limits of an elastic job (`TFDIST_ELASTIC`: "min:max" or "min:max:start"); None
         means a job of fixed size.
+      elastic_start_timeout: seconds after which an elastic job begins with fewer workers than it
+        starts with, if its least number is there (`TFDIST_ELASTIC_START_TIMEOUT`); None: never.
       elastic_records: bytes that a worker keeps in memory of what calls of `fit`, `evaluate` and
         `predict` have left; what comes then is kept in a file (`TFDIST_ELASTIC_RECORDS`).
       interface: the network interface for data connections, by its name or as a network such as
@@ -61,6 +64,7 @@ class Settings:
     straggler_period: int = 300
     restarts: int = 0
     elastic: Elastic | None = None
+    elastic_start_timeout: float | None = None
     elastic_records: int = 1 << 30
     interface: str | None = None
 
@@ -76,7 +80,7 @@ class Settings:
         """
         environ = os.environ if environ is None else environ
         elastic = environ.get("TFDIST_ELASTIC", "").strip()
-        return cls(
+        settings = cls(
             secret=validation.secret(environ),
             rendezvous_timeout=validation.seconds(
                 environ, "TFDIST_RENDEZVOUS_TIMEOUT", cls.rendezvous_timeout
@@ -95,9 +99,17 @@ class Settings:
             ),
             restarts=validation.count(environ, "TFDIST_RESTARTS", cls.restarts),
             elastic=Elastic.from_text(elastic, "TFDIST_ELASTIC") if elastic else None,
+            elastic_start_timeout=validation.seconds(environ, "TFDIST_ELASTIC_START_TIMEOUT", None),
             elastic_records=validation.size(environ, "TFDIST_ELASTIC_RECORDS", cls.elastic_records),
             interface=environ.get("TFDIST_INTERFACE", "").strip() or None,
         )
+        start = settings.elastic_start_timeout
+        if start is not None and start >= settings.rendezvous_timeout:
+            raise ClusterConfigError(
+                "TFDIST_ELASTIC_START_TIMEOUT: expected less than TFDIST_RENDEZVOUS_TIMEOUT, "
+                f"{settings.rendezvous_timeout:g} s, after which no job begins, received {start:g}"
+            )
+        return settings
 
 
 def allows_untested_keras() -> bool:

@@ -26,6 +26,7 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>\d
 _MAX_TEXT = 200  # characters
 _MAX_LISTED = 8
 _Default = TypeVar("_Default", int, None)
+_Seconds = TypeVar("_Seconds", float, None)
 
 
 def show(value: Any) -> str:
@@ -182,7 +183,7 @@ def check_task(roles: Mapping[str, Sequence[str]], role: str, index: int, source
     )
 
 
-def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+def seconds(environ: Mapping[str, str], name: str, default: _Seconds) -> float | _Seconds:
     """Returns the positive, finite number of seconds in variable `name`, or `default`."""
     text = environ.get(name, "").strip()
     if not text:

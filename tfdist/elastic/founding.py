@@ -10,6 +10,7 @@ from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.members import Generation
+from tfdist.control.start_size import StartSize
 from tfdist.elastic.peers import Peers
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 
@@ -22,7 +23,7 @@ class Founding:
     Args:
       peers: the other processes.
       founders: the addresses of all training tasks; founders meet at the first one.
-      start: the number of founders.
+      start: the number of founders, and how long the last of them are waited for.
       last_refusal: returns what this process's server has refused last, or None.
     """
 
@@ -30,7 +31,7 @@ class Founding:
         self,
         peers: Peers,
         founders: Sequence[str],
-        start: int,
+        start: StartSize,
         last_refusal: Callable[[], str | None],
     ) -> None:
         self._peers = peers
@@ -70,7 +71,7 @@ class Founding:
                 refusal = self._last_refusal()
                 raise RendezvousTimeoutError(
                     f"{self._peers.me.name}: no founding within {self._peers.timeout:g} s; "
-                    f"expected {self._start} processes, still missing: {waiting_for}"
+                    f"expected {self._expected()}, still missing: {waiting_for}"
                     + (f"; {refusal}" if refusal else "")
                 )
             if now >= next_log:
@@ -117,7 +118,9 @@ class Founding:
             name=self._peers.me.name,
             address=self._peers.me.address,
             description=self._peers.state.description,
-            start=self._start,
+            start=self._start.number,
+            least=self._start.least,
+            patience=self._start.patience,
             wait=max(0.0, wait),
         )
         if leader == self._peers.me.address:
@@ -153,7 +156,25 @@ class Founding:
         answer = self._peers.probes.answer(self._founders[0], since)
         return answer is not None and answer.is_member
 
+    def _expected(self) -> str:
+        """The processes that are to come, in words."""
+        if not self._start.patience:
+            return f"{self._start.number} processes"
+        leader = self._peers.names[self._founders[0]]
+        return (
+            f"{self._start.number} processes, or {self._start.least} for "
+            f"{self._start.patience:g} s, {leader} among them, at which they meet"
+        )
+
     def _adopt(self, generation: Generation) -> None:
         if self._peers.state.reference != generation:
             self._peers.state.adopt(generation)
         self._formed = generation
+        come = len(generation.members)
+        if come < self._start.number:
+            _log.warning(
+                "%s: the job begins with %d of %d processes, %g s after %d had come; the others "
+                "join it when they come",
+                *(self._peers.me.name, come, self._start.number),
+                *(self._start.patience, self._start.least),
+            )

@@ -24,6 +24,7 @@ from tfdist.control.generations import Generations
 from tfdist.control.members import Generation, Member
 from tfdist.control.probes import Probes
 from tfdist.control.server import ControlServer
+from tfdist.control.start_size import StartSize
 from tfdist.elastic.agreement import Agreement
 from tfdist.elastic.connection import Connection
 from tfdist.elastic.founding import Founding
@@ -83,7 +84,7 @@ class Membership:
 
     Args:
       cluster: the tasks that this process knows, and its own, which trains.
-      settings: the secret, the data port and the rendezvous timeout.
+      settings: the secret, the data port, and the timeouts of the rendezvous and of the start.
       elastic: the limits of the job.
       description: what all members must agree on, by field; the versions are added.
       records: what newcomers may read.
@@ -115,7 +116,7 @@ class Membership:
         self._key = proofs.new_key()
         self.process = proofs.process_id(self._key)
         self.world: World | None = None
-        start = elastic.start(cluster)
+        start = StartSize.of(elastic, elastic.start(cluster), settings.elastic_start_timeout)
         me = Member(self.process, cluster.task_name, cluster.address or _ALONE)
         names = {
             address: f"{cluster.name_of_rank(rank)} at {address}"

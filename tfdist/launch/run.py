@@ -61,6 +61,8 @@ class LaunchOptions:
         alone if the job has parameter servers or the task does not train. Not of elastic jobs.
       max_restarts: the number of restarts of single tasks of an elastic job; 10 if None.
       backoff: when they are restarted.
+      start_timeout: seconds after which an elastic job begins with fewer workers than it starts
+        with; None means what `TFDIST_ELASTIC_START_TIMEOUT` says, if it is set.
       hosts: the hosts, with ssh; none means this machine.
       discovery_script: a program that names the hosts of an elastic job while it runs.
       ssh: the program that connects to them, with its options.
@@ -95,6 +97,7 @@ class LaunchOptions:
     restarts: int = 0
     max_restarts: int | None = None
     backoff: Backoff = Backoff()
+    start_timeout: float | None = None
     hosts: Sequence[Host] = ()
     discovery_script: Path | None = None
     ssh: Sequence[str] = ("ssh",)
@@ -120,6 +123,11 @@ class LaunchOptions:
                 raise ClusterConfigError(
                     "--max-restarts: expected an elastic job (--workers MIN:MAX), received "
                     f"--workers {self.workers}; --restarts is for other jobs"
+                )
+            if self.start_timeout is not None:
+                raise ClusterConfigError(
+                    "--start-timeout: expected an elastic job (--workers MIN:MAX), received "
+                    f"--workers {self.workers}"
                 )
             if self.discovery_script is not None:
                 raise ClusterConfigError(
@@ -303,6 +311,8 @@ def run(options: LaunchOptions) -> int:
     environment = environment_with_secret()
     if isinstance(options.workers, WorkerRange):
         environment["TFDIST_ELASTIC"] = str(options.workers)
+    if options.start_timeout is not None:
+        environment["TFDIST_ELASTIC_START_TIMEOUT"] = str(options.start_timeout)
     settings = Settings.from_environment(environment)
     assert settings.secret is not None
     streams = output_streams()

@@ -107,6 +107,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "worker that fails three times in a row, each soon after its start, is left out",
     )
     parser.add_argument(
+        "--start-timeout",
+        type=seconds,
+        metavar="S",
+        help="of an elastic job: it begins with fewer than START workers this many seconds after "
+        "MIN of them were there (default: TFDIST_ELASTIC_START_TIMEOUT, else it waits for START)",
+    )
+    parser.add_argument(
         "--grace",
         type=seconds,
         default=30.0,
@@ -217,6 +224,7 @@ def run(chosen: argparse.Namespace) -> int:
             timeout=chosen.timeout,
             restarts=chosen.restarts,
             max_restarts=chosen.max_restarts,
+            start_timeout=chosen.start_timeout,
             hosts=chosen.hosts or (),
             discovery_script=chosen.host_discovery_script,
             ssh=chosen.ssh,

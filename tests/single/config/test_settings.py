@@ -32,6 +32,7 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         "TFDIST_METRICS_PORT": "0",
         "TFDIST_STRAGGLER_PERIOD": "60",
         "TFDIST_RESTARTS": "2",
+        "TFDIST_ELASTIC_START_TIMEOUT": "1.5",
         "TFDIST_ELASTIC_RECORDS": "500M",
     }
     expected = Settings(
@@ -48,6 +49,7 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         metrics_port=0,
         straggler_period=60,
         restarts=2,
+        elastic_start_timeout=1.5,
         elastic_records=500 << 20,
     )
     assert Settings.from_environment(given) == expected
@@ -98,6 +100,12 @@ def test_settings_do_not_show_the_secret():
         ({"TFDIST_RENDEZVOUS_TIMEOUT": "soon"}, "TFDIST_RENDEZVOUS_TIMEOUT: .* received 'soon'"),
         ({"TFDIST_RENDEZVOUS_TIMEOUT": "-1"}, "expected a positive number of seconds"),
         ({"TFDIST_EXIT_TIMEOUT": "0"}, "TFDIST_EXIT_TIMEOUT: .* received '0'"),
+        ({"TFDIST_ELASTIC_START_TIMEOUT": "0"}, "TFDIST_ELASTIC_START_TIMEOUT: .* received '0'"),
+        ({"TFDIST_ELASTIC_START_TIMEOUT": "1m"}, "TFDIST_ELASTIC_START_TIMEOUT: .* received '1m'"),
+        (
+            {"TFDIST_ELASTIC_START_TIMEOUT": "300"},
+            "TFDIST_ELASTIC_START_TIMEOUT: expected less than TFDIST_REND.* 300 s, .* received 300",
+        ),
         ({"TFDIST_EXIT_TIMEOUT": "inf"}, "TFDIST_EXIT_TIMEOUT: .* received 'inf'"),
         ({"TFDIST_EXIT_TIMEOUT": "nan"}, "TFDIST_EXIT_TIMEOUT: .* received 'nan'"),
         ({"TFDIST_DATA_PORT": "65536"}, "TFDIST_DATA_PORT: .* 0..65535, received '65536'"),
