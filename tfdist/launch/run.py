@@ -31,6 +31,7 @@ from tfdist.launch.elastic_policy import Backoff, ElasticPolicy, WorkerRange
 from tfdist.launch.elastic_supervisor import ElasticSupervisor
 from tfdist.launch.hosts import discovery
 from tfdist.launch.hosts.connection import AgentCommand
+from tfdist.launch.hosts.cooldown import Cooldown
 from tfdist.launch.hosts.host_list import Host, place
 from tfdist.launch.hosts.pool import Connector, HostPool, JobCommand, Site, this_machine
 from tfdist.launch.output import OutputStream, output_streams
@@ -61,6 +62,7 @@ class LaunchOptions:
         alone if the job has parameter servers or the task does not train. Not of elastic jobs.
       max_restarts: the number of restarts of single tasks of an elastic job; 10 if None.
       backoff: when they are restarted.
+      cooldown: when a host on which workers of an elastic job fail is left out; None: by default.
       start_timeout: seconds after which an elastic job begins with fewer workers than it starts
         with; None means what `TFDIST_ELASTIC_START_TIMEOUT` says, if it is set.
       hosts: the hosts, with ssh; none means this machine.
@@ -97,6 +99,7 @@ class LaunchOptions:
     restarts: int = 0
     max_restarts: int | None = None
     backoff: Backoff = Backoff()
+    cooldown: Cooldown | None = None
     start_timeout: float | None = None
     hosts: Sequence[Host] = ()
     discovery_script: Path | None = None
@@ -123,6 +126,11 @@ class LaunchOptions:
                 raise ClusterConfigError(
                     "--max-restarts: expected an elastic job (--workers MIN:MAX), received "
                     f"--workers {self.workers}; --restarts is for other jobs"
+                )
+            if self.cooldown is not None:
+                raise ClusterConfigError(
+                    "--blacklist-cooldown-range: expected an elastic job (--workers MIN:MAX), "
+                    f"received --workers {self.workers}"
                 )
             if self.start_timeout is not None:
                 raise ClusterConfigError(
@@ -488,6 +496,7 @@ def _supervisor(
             policy=ElasticPolicy(options.workers, max_restarts, options.backoff),
             listener=listener,
             connect=connector.connect,
+            cooldown=options.cooldown or Cooldown(),
             discovery_script=options.discovery_script,
             streams=streams,
             log_dir=options.log_dir,

@@ -13,6 +13,7 @@ from tfdist.config.printing import printable
 from tfdist.errors import ClusterConfigError
 from tfdist.launch.binding import Binding
 from tfdist.launch.elastic_policy import WorkerRange
+from tfdist.launch.hosts.cooldown import Cooldown
 from tfdist.launch.hosts.host_list import Host, parse_host_lines, parse_hosts
 
 DESCRIPTION = """\
@@ -144,6 +145,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "asked every few seconds",
     )
     parser.add_argument(
+        "--blacklist-cooldown-range",
+        type=seconds,
+        nargs=2,
+        metavar=("S", "S"),
+        help="of an elastic job: a host on which workers fail three times within 5 minutes takes "
+        "none for the first number of seconds, then is tried again; each time that a worker fails "
+        "there again for twice as long, up to the second number (default: 30 600)",
+    )
+    parser.add_argument(
         "--ssh",
         type=_command,
         default=("ssh",),
@@ -224,6 +234,9 @@ def run(chosen: argparse.Namespace) -> int:
             timeout=chosen.timeout,
             restarts=chosen.restarts,
             max_restarts=chosen.max_restarts,
+            cooldown=Cooldown(*chosen.blacklist_cooldown_range)
+            if chosen.blacklist_cooldown_range
+            else None,
             start_timeout=chosen.start_timeout,
             hosts=chosen.hosts or (),
             discovery_script=chosen.host_discovery_script,
