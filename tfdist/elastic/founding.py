@@ -12,6 +12,7 @@ from tfdist.control.held_calls import ClientContext
 from tfdist.control.members import Generation
 from tfdist.control.start_size import StartSize
 from tfdist.elastic.peers import Peers
+from tfdist.elastic.tombstone import Tombstone
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 
 _log = logging.getLogger("tfdist.elastic")
@@ -25,6 +26,7 @@ class Founding:
       founders: the addresses of all training tasks; founders meet at the first one.
       start: the number of founders, and how long the last of them are waited for.
       last_refusal: returns what this process's server has refused last, or None.
+      tombstone: tells that the job has ended, so that no process founds it again.
     """
 
     def __init__(
@@ -33,11 +35,13 @@ class Founding:
         founders: Sequence[str],
         start: StartSize,
         last_refusal: Callable[[], str | None],
+        tombstone: Tombstone,
     ) -> None:
         self._peers = peers
         self._founders = tuple(founders)
         self._start = start
         self._last_refusal = last_refusal
+        self.tombstone = tombstone
         self._formed: Generation | None = None
 
     def run(self) -> Generation | None:
@@ -96,7 +100,11 @@ class Founding:
 
         Returns:
           The answer's status, empty without one; and those who are missing, empty if unknown.
+
+        Raises:
+          JobEnded: the job has ended.
         """
+        self.tombstone.check()
         leader = self._founders[0]
         # A process that accepts connections, but does not answer, may be of a living job.
         recently = time.monotonic() - self._peers.timing.answer

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 import signal
 import socket
 import sys
@@ -36,6 +37,7 @@ from tfdist.launch.hosts.host_list import Host, place
 from tfdist.launch.hosts.pool import Connector, HostPool, JobCommand, Site, this_machine
 from tfdist.launch.output import OutputStream, output_streams
 from tfdist.launch.ports import free_range
+from tfdist.launch.private_directory import private_directory
 from tfdist.launch.scale_channel import scale_listener
 from tfdist.launch.supervisor import Supervisor, TaskSpec
 
@@ -319,6 +321,7 @@ def run(options: LaunchOptions) -> int:
     environment = environment_with_secret()
     if isinstance(options.workers, WorkerRange):
         environment["TFDIST_ELASTIC"] = str(options.workers)
+        environment["TFDIST_JOB_ID"] = environment.get("TFDIST_JOB_ID") or _new_job_id()
     if options.start_timeout is not None:
         environment["TFDIST_ELASTIC_START_TIMEOUT"] = str(options.start_timeout)
     settings = Settings.from_environment(environment)
@@ -357,6 +360,14 @@ def run(options: LaunchOptions) -> int:
             folder = str(Path(settings.debug_dir).absolute())
             environment["TFDIST_DEBUG_DIR"] = passed["TFDIST_DEBUG_DIR"] = folder
         file = dataclasses.replace(file, debug_dir=folder)
+        if settings.tombstone_dir is not None:
+            folder = str(Path(settings.tombstone_dir).absolute())
+            environment["TFDIST_TOMBSTONE_DIR"] = passed["TFDIST_TOMBSTONE_DIR"] = folder
+        elif isinstance(options.workers, WorkerRange):
+            # A worker that starts while the others end must not train everything again.
+            folder = str(stack.enter_context(private_directory("tfdist-ended-")))
+            environment["TFDIST_TOMBSTONE_DIR"] = folder
+            directories.append("TFDIST_TOMBSTONE_DIR")
         if options.timeline is not None or settings.timeline is not None:
             timeline = (options.timeline or Path(settings.timeline or "")).absolute()
             environment["TFDIST_TIMELINE"] = passed["TFDIST_TIMELINE"] = str(timeline)
@@ -380,6 +391,10 @@ def run(options: LaunchOptions) -> int:
         if (options.ps or file.scale_socket or file.metrics) and options.job_file is None:
             print(f"tfdist run: this job's file, for '{asks} --job': {path}", file=sys.stderr)
         return supervisor.run()
+
+
+def _new_job_id() -> str:
+    return f"run-{secrets.token_hex(8)}"
 
 
 def _program(options: LaunchOptions) -> list[str]:
