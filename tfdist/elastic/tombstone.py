@@ -43,6 +43,7 @@ class Tombstone:
         self._directory = Path(settings.tombstone_dir) if settings.tombstone_dir else None
         self._job = settings.job_id
         self._task = task
+        self._problem = ""  # the last one of reading the directory
 
     def check(self) -> None:
         """Ends this program if the job has ended.
@@ -52,7 +53,10 @@ class Tombstone:
         """
         if self._directory is None or self._name not in self._entries(self._directory):
             return
-        ended = (self._directory / self._name).stat().st_mtime
+        try:
+            ended = (self._directory / self._name).stat().st_mtime
+        except FileNotFoundError:  # it has just been removed: the job is to begin again
+            return
         when = datetime.datetime.fromtimestamp(ended).astimezone().isoformat(" ", "seconds")
         _log.warning(
             "%s: the job %s has ended at %s; this process has come too late, and ends",
@@ -84,7 +88,10 @@ class Tombstone:
         except FileNotFoundError:
             return []
         except OSError as error:
-            _log.warning(
-                "%s: cannot see whether the job %s has ended: %s", self._task, self._job, error
-            )
+            # A process that waits for others asks again and again.
+            if str(error) != self._problem:
+                self._problem = str(error)
+                _log.warning(
+                    "%s: cannot see whether the job %s has ended: %s", self._task, self._job, error
+                )
             return []
