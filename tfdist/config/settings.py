@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from tfdist.config import validation
 from tfdist.config.elastic import Elastic
+from tfdist.errors import ClusterConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +42,13 @@ class Settings:
       restarts: how often this task was started again (`TFDIST_RESTARTS`).
       elastic: the limits of an elastic job (`TFDIST_ELASTIC`: "min:max" or "min:max:start"); None
         means a job of fixed size.
+      elastic_start_timeout: seconds after which an elastic job begins with fewer workers than it
+        starts with, if its least number is there (`TFDIST_ELASTIC_START_TIMEOUT`); None: never.
       elastic_records: bytes that a worker keeps in memory of what calls of `fit`, `evaluate` and
         `predict` have left; what comes then is kept in a file (`TFDIST_ELASTIC_RECORDS`).
+      tombstone_dir: the directory that tells late processes of an elastic job that it has ended, or
+        None (`TFDIST_TOMBSTONE_DIR`).
+      job_id: the job's name there (`TFDIST_JOB_ID`; in a step of Slurm its numbers), or None.
       interface: the network interface for data connections, by its name or as a network such as
         "10.1.0.0/16" (`TFDIST_INTERFACE`); None means that of the task's address.
     """
@@ -61,7 +67,10 @@ class Settings:
     straggler_period: int = 300
     restarts: int = 0
     elastic: Elastic | None = None
+    elastic_start_timeout: float | None = None
     elastic_records: int = 1 << 30
+    tombstone_dir: str | None = None
+    job_id: str | None = None
     interface: str | None = None
 
     @classmethod
@@ -76,7 +85,7 @@ class Settings:
         """
         environ = os.environ if environ is None else environ
         elastic = environ.get("TFDIST_ELASTIC", "").strip()
-        return cls(
+        settings = cls(
             secret=validation.secret(environ),
             rendezvous_timeout=validation.seconds(
                 environ, "TFDIST_RENDEZVOUS_TIMEOUT", cls.rendezvous_timeout
@@ -95,9 +104,24 @@ class Settings:
             ),
             restarts=validation.count(environ, "TFDIST_RESTARTS", cls.restarts),
             elastic=Elastic.from_text(elastic, "TFDIST_ELASTIC") if elastic else None,
+            elastic_start_timeout=validation.seconds(environ, "TFDIST_ELASTIC_START_TIMEOUT", None),
             elastic_records=validation.size(environ, "TFDIST_ELASTIC_RECORDS", cls.elastic_records),
+            tombstone_dir=environ.get("TFDIST_TOMBSTONE_DIR", "").strip() or None,
+            job_id=validation.job_id(environ),
             interface=environ.get("TFDIST_INTERFACE", "").strip() or None,
         )
+        start = settings.elastic_start_timeout
+        if start is not None and start >= settings.rendezvous_timeout:
+            raise ClusterConfigError(
+                "TFDIST_ELASTIC_START_TIMEOUT: expected less than TFDIST_RENDEZVOUS_TIMEOUT, "
+                f"{settings.rendezvous_timeout:g} s, after which no job begins, received {start:g}"
+            )
+        if settings.tombstone_dir is not None and settings.job_id is None:
+            raise ClusterConfigError(
+                "TFDIST_TOMBSTONE_DIR: expected the job's name, TFDIST_JOB_ID, beside it, received "
+                "none: without it no other job with this directory would ever begin"
+            )
+        return settings
 
 
 def allows_untested_keras() -> bool:
@@ -148,7 +172,10 @@ def environment_without_job() -> dict[str, str]:
     `tfdist plan` starts a training script with it, which must neither wait for others nor touch the
     snapshots of the job.
     """
-    of_a_job = ("TF_CONFIG", "TFDIST_ELASTIC", "TFDIST_CHECKPOINT_DIR", "TFDIST_DATA_SERVICE_DIR")
+    of_a_job = (
+        *("TF_CONFIG", "TFDIST_ELASTIC", "TFDIST_CHECKPOINT_DIR", "TFDIST_DATA_SERVICE_DIR"),
+        "TFDIST_TOMBSTONE_DIR",
+    )
     return {name: value for name, value in os.environ.items() if name not in of_a_job}
 
 

@@ -26,6 +26,7 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>\d
 _MAX_TEXT = 200  # characters
 _MAX_LISTED = 8
 _Default = TypeVar("_Default", int, None)
+_Seconds = TypeVar("_Seconds", float, None)
 
 
 def show(value: Any) -> str:
@@ -182,7 +183,7 @@ def check_task(roles: Mapping[str, Sequence[str]], role: str, index: int, source
     )
 
 
-def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+def seconds(environ: Mapping[str, str], name: str, default: _Seconds) -> float | _Seconds:
     """Returns the positive, finite number of seconds in variable `name`, or `default`."""
     text = environ.get(name, "").strip()
     if not text:
@@ -240,6 +241,25 @@ def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
     if text in ("", "0", "1"):
         return text == "1" if text else default
     raise ClusterConfigError(f"{name}: expected 0 or 1, received {text!r}")
+
+
+def job_id(environ: Mapping[str, str]) -> str | None:
+    """Returns the name of this process's job, which begins the name of a file; None without one.
+
+    A step of Slurm has one, if TFDIST_JOB_ID does not name the job: each step is another job.
+    """
+    text = environ.get("TFDIST_JOB_ID", "").strip()
+    if text:
+        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text):
+            return text
+        raise ClusterConfigError(
+            "TFDIST_JOB_ID: expected at most 100 letters, digits, dots, dashes and underscores, "
+            f"of which the first is a letter or digit, received {show(text)}"
+        )
+    step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    if all(re.fullmatch("[0-9]{1,20}", number) for number in step):
+        return "slurm-{}.{}".format(*step)
+    return None
 
 
 def secret(environ: Mapping[str, str]) -> bytes | None:

@@ -1,7 +1,7 @@
 """The founding of an elastic job, from a full starting number and no living member.
 
 All founders come to the task of the first address, and wait. When as many have come as the job
-starts with, that task forms generation 1 of itself and those that came first:
+starts with (`start_size`), that task forms generation 1 of itself and those that came first:
 
     founder 2       founder 0 (start = 3)      founder 1        founder 3
         |--- Found ----->|                         |                |
@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from tfdist.control.arrivals import Arrival, Arrivals
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.members import Generation, Member
+from tfdist.control.start_size import StartClock, StartSize
 
 
 class Founders:
@@ -30,17 +31,18 @@ class Founders:
     Args:
       me: this process.
       addresses: of the training tasks that this process knows, in the order of their ranks.
-      start: the number of founders.
+      start: the number of founders, on which all of them agree.
     """
 
-    def __init__(self, me: Member, addresses: Sequence[str], start: int) -> None:
+    def __init__(self, me: Member, addresses: Sequence[str], start: StartSize) -> None:
         self._me = me
         self._addresses = tuple(addresses)
         self._start = start
+        self._clock = StartClock(start)
         self._come = Arrivals()
 
-    def reason_to_refuse(self, start: int) -> tuple[str, str] | None:
-        """Returns why no founder of a job of `start` founders can come here, or None.
+    def reason_to_refuse(self, start: StartSize) -> tuple[str, str] | None:
+        """Returns why no founder of a job that starts so can come here, or None.
 
         Returns:
           The reason, and the same without values of this process's job.
@@ -52,7 +54,8 @@ class Founders:
                 "founders meet at the first training address, which is another task's",
             )
         if start != self._start:
-            caller = f"the caller expects a job of {start} founders, this task "
+            expected = f"{start.number} founders{start.alternative}"
+            caller = f"the caller expects a job of {expected}, this task "
             return f"{caller}one of {self._start}", f"{caller}another number"
         return None
 
@@ -93,16 +96,19 @@ class Founders:
         return [rank for rank, address in enumerate(self._addresses) if address not in come]
 
     def are_complete(self) -> bool:
-        """Whether as many have come as found a job, this process among them."""
-        return self._come.has(self._me.process) and len(self._come.confirmed) >= self._start
+        """Whether as many have come as found a job now, this process among them."""
+        self._come.expire()
+        has_me = self._come.has(self._me.process)
+        return self._clock.is_due(len(self._come.confirmed) if has_me else 0)
 
     def found(self) -> Generation:
         """Returns generation 1: this process and those that have come first."""
         place = {address: index for index, address in enumerate(self._addresses)}
         others = [a.member for a in self._come.confirmed if a.member != self._me]
-        members = [self._me, *others[: self._start - 1]]
+        members = [self._me, *others[: self._start.number - 1]]
         members.sort(key=lambda member: place.get(member.address, len(place)))
         self._come.clear()
+        self._clock.clear()
         return Generation(
             number=1,
             members=tuple(members),

@@ -97,6 +97,7 @@ from tfdist.control.founders import Founders
 from tfdist.control.held_calls import ClientContext, HeldCalls
 from tfdist.control.members import Generation, Member, problem_with_member
 from tfdist.control.messages import MessageError
+from tfdist.control.start_size import StartSize
 
 _OF_ANOTHER = "the caller means another process, or is none of this job"
 # Generations that this process has received since the reference; all but the last have failed.
@@ -136,7 +137,7 @@ class Generations:
       me: this process.
       elastic: the limits.
       addresses: of the training tasks that this process knows, in the order of their ranks.
-      start: the number of founders.
+      start: the number of founders, and how long the last of them are waited for.
       description: what all members must agree on.
       ask: begins to ask a process at its address who it is, without waiting; see `confirm`. It
         is also told the host of the call.
@@ -148,7 +149,7 @@ class Generations:
         me: Member,
         elastic: Elastic,
         addresses: Sequence[str],
-        start: int,
+        start: StartSize,
         description: Mapping[str, str],
         *,
         ask: Callable[[Member, str], None],
@@ -598,7 +599,9 @@ class Generations:
             answer = answer or self._difference(request.description, tells)
             if answer is not None:
                 return answer
-            reasons = self._founders.reason_to_refuse(request.start)
+            reasons = self._founders.reason_to_refuse(
+                StartSize(request.start, request.least, request.patience)
+            )
             if reasons:
                 return self._refused(*reasons, tells)
             member = Member(request.process, request.name, request.address)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-PROTOCOL = 11
+PROTOCOL = 12
 SERVICE = "tfdist.Control"
 JOIN = f"/{SERVICE}/Join"
 EXIT = f"/{SERVICE}/Exit"
@@ -312,8 +312,8 @@ class ElasticProbe:
 class ElasticFound:
     """A process takes part in the founding of an elastic job; see founders.py.
 
-    `description` is a JSON object of texts, on which all members must agree; `start` is the number
-    of founders that the caller expects.
+    `description` is a JSON object of texts, on which all members must agree; `start`, `least` and
+    `patience` are the `StartSize` that the caller expects.
     """
 
     protocol: int
@@ -323,6 +323,8 @@ class ElasticFound:
     address: str
     description: str
     start: int
+    least: int
+    patience: float
     wait: float
 
 

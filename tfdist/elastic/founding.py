@@ -10,7 +10,9 @@ from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.members import Generation
+from tfdist.control.start_size import StartSize
 from tfdist.elastic.peers import Peers
+from tfdist.elastic.tombstone import Tombstone
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 
 _log = logging.getLogger("tfdist.elastic")
@@ -22,21 +24,24 @@ class Founding:
     Args:
       peers: the other processes.
       founders: the addresses of all training tasks; founders meet at the first one.
-      start: the number of founders.
+      start: the number of founders, and how long the last of them are waited for.
       last_refusal: returns what this process's server has refused last, or None.
+      tombstone: tells that the job has ended, so that no process founds it again.
     """
 
     def __init__(
         self,
         peers: Peers,
         founders: Sequence[str],
-        start: int,
+        start: StartSize,
         last_refusal: Callable[[], str | None],
+        tombstone: Tombstone,
     ) -> None:
         self._peers = peers
         self._founders = tuple(founders)
         self._start = start
         self._last_refusal = last_refusal
+        self.tombstone = tombstone
         self._formed: Generation | None = None
 
     def run(self) -> Generation | None:
@@ -70,7 +75,7 @@ class Founding:
                 refusal = self._last_refusal()
                 raise RendezvousTimeoutError(
                     f"{self._peers.me.name}: no founding within {self._peers.timeout:g} s; "
-                    f"expected {self._start} processes, still missing: {waiting_for}"
+                    f"expected {self._expected()}, still missing: {waiting_for}"
                     + (f"; {refusal}" if refusal else "")
                 )
             if now >= next_log:
@@ -95,7 +100,11 @@ class Founding:
 
         Returns:
           The answer's status, empty without one; and those who are missing, empty if unknown.
+
+        Raises:
+          JobEnded: the job has ended.
         """
+        self.tombstone.check()
         leader = self._founders[0]
         # A process that accepts connections, but does not answer, may be of a living job.
         recently = time.monotonic() - self._peers.timing.answer
@@ -117,7 +126,9 @@ class Founding:
             name=self._peers.me.name,
             address=self._peers.me.address,
             description=self._peers.state.description,
-            start=self._start,
+            start=self._start.number,
+            least=self._start.least,
+            patience=self._start.patience,
             wait=max(0.0, wait),
         )
         if leader == self._peers.me.address:
@@ -153,7 +164,25 @@ class Founding:
         answer = self._peers.probes.answer(self._founders[0], since)
         return answer is not None and answer.is_member
 
+    def _expected(self) -> str:
+        """The processes that are to come, in words."""
+        if not self._start.patience:
+            return f"{self._start.number} processes"
+        leader = self._peers.names[self._founders[0]]
+        return (
+            f"{self._start.number} processes, or {self._start.least} for "
+            f"{self._start.patience:g} s, {leader} among them, at which they meet"
+        )
+
     def _adopt(self, generation: Generation) -> None:
         if self._peers.state.reference != generation:
             self._peers.state.adopt(generation)
         self._formed = generation
+        come = len(generation.members)
+        if come < self._start.number:
+            _log.warning(
+                "%s: the job begins with %d of %d processes, %g s after %d had come; the others "
+                "join it when they come",
+                *(self._peers.me.name, come, self._start.number),
+                *(self._start.patience, self._start.least),
+            )

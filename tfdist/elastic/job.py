@@ -146,6 +146,7 @@ class ElasticJob:
       owed: what rank 0 does alone since the last unit of work.
 
     Raises:
+      JobEnded: the job has ended.
       RendezvousTimeoutError: members were missing at the deadline.
       AuthenticationError: the tasks do not hold the same secret.
       AddressInUseError: this task's port is taken.
@@ -490,6 +491,14 @@ class ElasticJob:
             self.leaves = True
         else:
             self._change_is_planned = self._member_leaves = True
+
+    def mark_end(self) -> None:
+        """Tells later processes that the job has ended, when a script has done its work.
+
+        Rank 0 does, which writes the job's files, unless the members stop before that.
+        """
+        if self.is_leader and not (self.leaves or self.ends) and os.getpid() == self._pid:
+            self._membership.tombstone.leave()
 
     def leave(self, failure: str | None = None) -> None:
         """Leaves the job; later calls, and calls in a forked child process, do nothing.

@@ -118,6 +118,7 @@ class Joining:
         This process has what the members had after some calls, and nobody has what came then.
         """
         if time.monotonic() > seen + self._peers.timing.grace:
+            self._founding.tombstone.check()
             raise TfdistError(
                 f"{self._peers.me.name}: a newcomer: no member of the job has answered for "
                 f"{self._peers.timing.grace:g} s; asked "

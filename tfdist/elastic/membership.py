@@ -24,6 +24,7 @@ from tfdist.control.generations import Generations
 from tfdist.control.members import Generation, Member
 from tfdist.control.probes import Probes
 from tfdist.control.server import ControlServer
+from tfdist.control.start_size import StartSize
 from tfdist.elastic.agreement import Agreement
 from tfdist.elastic.connection import Connection
 from tfdist.elastic.founding import Founding
@@ -31,6 +32,7 @@ from tfdist.elastic.joining import Joining
 from tfdist.elastic.peers import Again, Peers, Timing
 from tfdist.elastic.record_exchange import RecordReader, RecordServer
 from tfdist.elastic.records import Record, Records
+from tfdist.elastic.tombstone import Tombstone
 from tfdist.errors import ClusterConfigError, TfdistError
 from tfdist.ops import Communicator
 from tfdist.ops.trace import events
@@ -83,7 +85,7 @@ class Membership:
 
     Args:
       cluster: the tasks that this process knows, and its own, which trains.
-      settings: the secret, the data port and the rendezvous timeout.
+      settings: the secret, the data port, and the timeouts of the rendezvous and of the start.
       elastic: the limits of the job.
       description: what all members must agree on, by field; the versions are added.
       records: what newcomers may read.
@@ -92,8 +94,10 @@ class Membership:
     Attributes:
       process: this process's unique id.
       world: the present generation, or None before the first.
+      tombstone: tells that the job has ended.
 
     Raises:
+      JobEnded: the job has ended.
       AddressInUseError: another process listens on this task's port.
       ClusterConfigError: this task does not train, or the limits do not fit the cluster.
     """
@@ -112,10 +116,12 @@ class Membership:
             raise ClusterConfigError(
                 f"{cluster.task_name}: expected a chief or worker in an elastic job"
             )
+        self.tombstone = Tombstone(settings, cluster.task_name)
+        self.tombstone.check()
         self._key = proofs.new_key()
         self.process = proofs.process_id(self._key)
         self.world: World | None = None
-        start = elastic.start(cluster)
+        start = StartSize.of(elastic, elastic.start(cluster), settings.elastic_start_timeout)
         me = Member(self.process, cluster.task_name, cluster.address or _ALONE)
         names = {
             address: f"{cluster.name_of_rank(rank)} at {address}"
@@ -136,7 +142,9 @@ class Membership:
         records = Records(0) if records is None else records
         self._reader = RecordReader(self._peers, records)
         self._served = RecordServer(records, self._state.knows_job)
-        self._founding = Founding(self._peers, tuple(names), start, self._last_refusal)
+        self._founding = Founding(
+            self._peers, tuple(names), start, self._last_refusal, self.tombstone
+        )
         joining = Joining(self._peers, self._founding)
         self._agreement = Agreement(self._peers, joining, elastic.min_workers)
         host = me.address.rpartition(":")[0]
@@ -302,6 +310,7 @@ class Membership:
         """Waits until the members have ended a call; returns its record.
 
         Raises:
+          JobEnded: no member answers any more, since the job has ended.
           TfdistError: no member answers any more, or `leave` was called.
           Exception: as for `record`.
         """
@@ -316,6 +325,7 @@ class Membership:
                 return record
             now = time.monotonic()
             if now > self._reader.heard + timing.grace:
+                self.tombstone.check()
                 raise TfdistError(
                     f"{self._peers.me.name}: a newcomer: no member of the job has answered for "
                     f"{timing.grace:g} s, while it waited for what their call number {call} of "

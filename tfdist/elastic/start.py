@@ -7,6 +7,7 @@ from tfdist.config.elastic import Elastic
 from tfdist.elastic.job import ElasticJob
 from tfdist.errors import ClusterConfigError
 from tfdist.job import process
+from tfdist.job.script_end import ScriptFrame
 
 
 def join(cluster: Cluster, elastic: Elastic) -> ElasticJob:
@@ -35,5 +36,19 @@ def join(cluster: Cluster, elastic: Elastic) -> ElasticJob:
             "and make the strategy where it was called"
         )
     return process.current.join_elastic(
-        cluster, lambda: ElasticJob(cluster, process.current.settings, elastic, {})
+        cluster, lambda: _joined(ElasticJob(cluster, process.current.settings, elastic, {}))
     )
+
+
+def _joined(job: ElasticJob) -> ElasticJob:
+    """Lets a job be marked as ended at the end of this program, if the script has done its work."""
+    current, frame = process.current, ScriptFrame()
+
+    def mark_end(has_failed: bool) -> None:
+        # Before this process leaves: whoever finds no member any more sees the mark.
+        has_failed |= frame.was_left() and not current.has_exited
+        if current.is_at_end and not (has_failed or current.is_preempted):
+            job.mark_end()
+
+    process.current.before_leaving(mark_end)
+    return job

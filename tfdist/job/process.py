@@ -96,6 +96,8 @@ class Process:
         # Whether the job was told to end and this process stops training: it leaves the job as if
         # it had done its work, with any exit code.
         self.is_preempted = False
+        # Whether the program is ending: nothing of the script can fail any more.
+        self.is_at_end = False
         self._before_leaving: list[Callable[[bool], None]] = []
         self._exporter: Exporter | None = None
         # Whether strategies count training steps; to be set before steps are traced.
@@ -500,6 +502,15 @@ class Process:
                 assert self._script is not None  # since `join`
                 joined.leave(self._script.exception)
 
+    @property
+    def has_exited(self) -> bool:
+        """Whether the script has called `sys.exit`, since this process has joined its job."""
+        return self._script is not None and self._script.has_exited
+
+    def _disconnect_at_end(self) -> None:
+        self.is_at_end = True
+        self.disconnect()
+
     def before_leaving(self, call: Callable[[bool], None]) -> None:
         """Registers a function that `disconnect` calls first, once.
 
@@ -514,7 +525,7 @@ class Process:
             self._script = _Script(self._note_exception)
             # Called after `disconnect`, which waits for the others and may fail.
             atexit.register(self._close_records)
-            atexit.register(self.disconnect)
+            atexit.register(self._disconnect_at_end)
 
     def _note_exception(self, error: BaseException) -> None:
         if self._recorder is not None:
@@ -534,6 +545,7 @@ class _Script:
     Attributes:
       exception: type and text of an unhandled exception, or None.
       has_failed: it ended with an unhandled exception or a non-zero exit code.
+      has_exited: it has called `sys.exit`.
 
     Args:
       noted: called with an unhandled exception, before it is printed.
@@ -541,7 +553,7 @@ class _Script:
 
     def __init__(self, noted: Callable[[BaseException], None]) -> None:
         self.exception: str | None = None
-        self.has_failed = False
+        self.has_failed = self.has_exited = False
         excepthook, leave = sys.excepthook, sys.exit
 
         def note_exception(kind, error, trace):
@@ -553,6 +565,7 @@ class _Script:
         def note_exit(status=None, /):
             if threading.current_thread() is threading.main_thread():
                 self.has_failed = status not in (None, 0)
+                self.has_exited = True
             leave(status)
 
         sys.excepthook, sys.exit = note_exception, note_exit

@@ -16,6 +16,9 @@ failure that comes soon after the start, up to 30 s. A longer life resets it. A 
 three times in a row, each time soon, is left out. When fewer than the minimum of workers run or
 wait for their restart after a failure, the job has failed. A planned leave never fails it.
 
+A slot whose host is left out (`hosts.cooldown`) waits, too: until it finds room on another host, or
+until that host is tried again. While no host takes it, it is *held*, and counts for no minimum.
+
 A worker that was started into a running job may find that it has finished meanwhile. So the failure
 of such a worker, after another one has finished, is none of the job.
 """
@@ -24,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tfdist.config.elastic import Elastic
 
@@ -164,6 +167,8 @@ class _Slot:
     # Failures in a row; the first of them may have come after a long life, `soon` ones have not.
     failures: int = 0
     soon: int = 0
+    # Whether it waits for a host that takes its worker.
+    held: bool = False
 
 
 _WORKS = (SlotState.RUNNING, SlotState.WAITING, SlotState.RETURNING)
@@ -231,8 +236,54 @@ class ElasticPolicy:
     def restarted(self, slot: int) -> None:
         """Notes that the back-off of a waiting slot is over, and its worker runs again."""
         assert self.state(slot) is SlotState.WAITING
-        self._slots[slot].state = SlotState.RUNNING
-        self._slots[slot].late = True
+        found = self._slots[slot]
+        found.state, found.late, found.held = SlotState.RUNNING, True, False
+
+    def hold(self, slot: int) -> None:
+        """Notes that no host takes a worker that was about to start; its slot waits for one."""
+        assert self.state(slot) is SlotState.RUNNING
+        self._slots[slot].state, self._slots[slot].held = SlotState.WAITING, True
+
+    @property
+    def backing_off(self) -> list[int]:
+        """The slots that wait for the end of their back-off."""
+        return [slot for slot in self._of(SlotState.WAITING) if not self._slots[slot].held]
+
+    @property
+    def not_held(self) -> list[int]:
+        """The working slots that wait for no host."""
+        return [slot for slot in self.working if not self._slots[slot].held]
+
+    @property
+    def held(self) -> list[int]:
+        """The slots that wait for a host."""
+        return [slot for slot in self._of(SlotState.WAITING) if self._slots[slot].held]
+
+    def move(self, slot: int, there: Collection[int]) -> float | None:
+        """Lets the failed worker of a host that is to be left out start elsewhere, or later.
+
+        It is one of the restarts, and the slot's former failures do not count any more.
+
+        Args:
+          slot: its slot.
+          there: the slots of that host.
+
+        Returns:
+          The seconds until then; None if the job needs the host, or has no restarts left: fewer
+          than the minimum of workers run, or will run without it.
+        """
+        assert self.state(slot) is SlotState.RUNNING
+        rest = [
+            other
+            for other in self.not_held
+            if other != slot and (other not in there or self.state(other) is SlotState.RUNNING)
+        ]
+        if self.finished or not self.restarts_left or len(rest) < self.workers.minimum:
+            return None
+        self.restarts_left -= 1
+        # Whether another host has room is not known yet.
+        self._slots[slot] = _Slot(SlotState.WAITING, held=True)
+        return self._backoff.seconds(1)
 
     def failed(self, slot: int, life: float) -> Decision:
         """Decides what follows from the failure of a running worker.
@@ -251,7 +302,7 @@ class ElasticPolicy:
             by = self._of(SlotState.FINISHED)[0]
             verdict = Verdict.TOO_LATE if found.late else Verdict.FAIL_AT_END
             return Decision(verdict, reason=f"worker {by} has finished before")
-        others = len(self.working)
+        others = len(self.not_held)
         if found.soon >= self._backoff.attempts:
             reason = (
                 f"it failed {found.soon} times in a row, each within {self._backoff.soon:g} s of "

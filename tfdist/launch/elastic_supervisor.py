@@ -18,7 +18,8 @@ from tfdist.errors import Preempted
 from tfdist.launch.elastic_policy import Decision, ElasticPolicy, ScaleError, SlotState, Verdict
 from tfdist.launch.hosts import discovery
 from tfdist.launch.hosts.connection import HostConnection
-from tfdist.launch.hosts.elastic_hosts import ElasticHosts
+from tfdist.launch.hosts.cooldown import Cooldown
+from tfdist.launch.hosts.elastic_hosts import ElasticHosts, NoRoomYetError
 from tfdist.launch.hosts.host_list import Host
 from tfdist.launch.hosts.pool import HostPool
 from tfdist.launch.output import OutputStream
@@ -40,6 +41,7 @@ class ElasticSupervisor(Supervisor):
       policy: decides which workers run.
       listener: the socket at which `tfdist scale` is answered, see `scale_listener`.
       connect: begins to connect to a host that the script names; None if it needs none.
+      cooldown: when a host on which workers fail is left out.
       discovery_script: names the job's hosts while it runs, or None.
       streams: receive the workers' stdout and stderr; our own messages go to the second.
       log_dir: the directory of the workers' logs, or None.
@@ -56,6 +58,7 @@ class ElasticSupervisor(Supervisor):
         policy: ElasticPolicy,
         listener: socket.socket,
         connect: Callable[[Host], HostConnection | None],
+        cooldown: Cooldown,
         discovery_script: Path | None = None,
         streams: tuple[OutputStream, OutputStream],
         log_dir: Path | None = None,
@@ -74,7 +77,7 @@ class ElasticSupervisor(Supervisor):
         )
         self._policy = policy
         self._listener = listener
-        self._hosts = ElasticHosts(pool, specs, lambda host: self._watched(connect(host)))
+        self._hosts = ElasticHosts(pool, specs, lambda host: self._watched(connect(host)), cooldown)
         self._discovery_script = discovery_script
         self._requests: list[ScaleRequest] = []
         # The last task of each slot that has ended, which the next one replaces.
@@ -128,7 +131,8 @@ class ElasticSupervisor(Supervisor):
     def _fill_hosts(self) -> None:
         """Starts workers in the free slots of the hosts, as many as the job may have."""
         workers = self._policy.workers
-        count = min(workers.maximum, self._hosts.capacity())
+        running = [task.index for task in self._tasks if self._is_running(task)]
+        count = min(workers.maximum, self._hosts.capacity(running))
         if count > self._count() and count >= workers.minimum:
             self._scale(count)
 
@@ -206,8 +210,47 @@ class ElasticSupervisor(Supervisor):
             self._finished(task)
         # A signal to the launcher may have reached the workers, too; it decides what follows.
         elif not self._signals:
+            if task.spec.host and self._leave_out_host(task):
+                return
             decision = self._policy.failed(slot, task.end.at - task.started_at)
             self._worker_failed(task, decision)
+
+    def _leave_out_host(self, task: Task) -> bool:
+        """Leaves out the host of a failed worker if workers fail there again and again.
+
+        Returns:
+          Whether it is left out; if so, the worker is to start elsewhere, or later.
+        """
+        slot = task.index
+        if not self._hosts.is_failing(slot, task.started_at, task.end.at):
+            return False
+        wait = self._policy.move(slot, self._hosts.on_host_of(slot))
+        if wait is None:
+            return False
+        # First, so that its last output precedes the message.
+        self._remove(task)
+        name, seconds, reason = self._hosts.leave_out(slot)
+        self._survived.append(f"{task.spec.title} ({task.exit})")
+        self._say(
+            f"{task.spec.title} failed: {task.exit}; starting it again on another host, or when "
+            f"its host is tried again (restarts left: {self._policy.restarts_left})"
+        )
+        self._say(f"host {name} takes no worker for {seconds:g} s: {reason}")
+        now = time.monotonic()
+        self._due[f"start {task.spec.name}"] = (now + wait, lambda: self._restart_slot(slot))
+        self._due[f"try host {name}"] = (now + seconds, lambda: self._try_host(name, seconds))
+        return True
+
+    def _try_host(self, name: str, seconds: float) -> None:
+        """Starts the workers that have waited for a host whose cool-down is over."""
+        if self._stopping or self._policy.finished:
+            return
+        self._say(f"host {name} is tried again after {seconds:g} s")
+        for slot in self._policy.held:
+            self._due.pop(f"start {self._specs[slot].name}", None)
+            self._restart_slot(slot)
+        if self._discovery_script is not None:
+            self._fill_hosts()
 
     def _server_ended(self, task: Task) -> None:
         """Starts a parameter server again at once, since the workers wait for it."""
@@ -280,6 +323,10 @@ class ElasticSupervisor(Supervisor):
         """
         try:
             self._start_slot(slot)
+        except NoRoomYetError as error:
+            self._policy.hold(slot)
+            self._say(f"{self._specs[slot].name} waits for a host: {error.strerror}")
+            return False
         except OSError as error:
             decision = self._policy.failed(slot, life=0.0)
             if decision.verdict is Verdict.FAIL:
@@ -292,7 +339,9 @@ class ElasticSupervisor(Supervisor):
         if self._specs[slot].host:
             occupied = [task.index for task in self._tasks if task.exit is None]
             try:
-                self._specs[slot] = self._hosts.place(slot, occupied)
+                self._specs[slot] = self._hosts.place(slot, occupied, self._reserved())
+            except NoRoomYetError:
+                raise
             except OSError as error:
                 name = self._specs[slot].name
                 raise OSError(error.errno, f"cannot start {name}: {error}") from error
@@ -302,6 +351,14 @@ class ElasticSupervisor(Supervisor):
         self._tasks = sorted([*self._tasks, task], key=lambda task: task.index)
         # It may have ended before it was in the list.
         self._note_ends()
+
+    def _reserved(self) -> list[int]:
+        """Returns the slots that are about to start again, each on its own host if it can."""
+        ended = (task for task in self._tasks if task.exit is not None)
+        return [
+            *self._policy.backing_off,
+            *(task.index for task in filter(self._is_running, ended)),
+        ]
 
     def _remove(self, task: Task) -> None:
         """Ends what is left of an ended worker: its children must not outlive it in the job."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 import signal
 import socket
 import sys
@@ -31,10 +32,12 @@ from tfdist.launch.elastic_policy import Backoff, ElasticPolicy, WorkerRange
 from tfdist.launch.elastic_supervisor import ElasticSupervisor
 from tfdist.launch.hosts import discovery
 from tfdist.launch.hosts.connection import AgentCommand
+from tfdist.launch.hosts.cooldown import Cooldown
 from tfdist.launch.hosts.host_list import Host, place
 from tfdist.launch.hosts.pool import Connector, HostPool, JobCommand, Site, this_machine
 from tfdist.launch.output import OutputStream, output_streams
 from tfdist.launch.ports import free_range
+from tfdist.launch.private_directory import private_directory
 from tfdist.launch.scale_channel import scale_listener
 from tfdist.launch.supervisor import Supervisor, TaskSpec
 
@@ -61,6 +64,9 @@ class LaunchOptions:
         alone if the job has parameter servers or the task does not train. Not of elastic jobs.
       max_restarts: the number of restarts of single tasks of an elastic job; 10 if None.
       backoff: when they are restarted.
+      cooldown: when a host on which workers of an elastic job fail is left out; None: by default.
+      start_timeout: seconds after which an elastic job begins with fewer workers than it starts
+        with; None means what `TFDIST_ELASTIC_START_TIMEOUT` says, if it is set.
       hosts: the hosts, with ssh; none means this machine.
       discovery_script: a program that names the hosts of an elastic job while it runs.
       ssh: the program that connects to them, with its options.
@@ -95,6 +101,8 @@ class LaunchOptions:
     restarts: int = 0
     max_restarts: int | None = None
     backoff: Backoff = Backoff()
+    cooldown: Cooldown | None = None
+    start_timeout: float | None = None
     hosts: Sequence[Host] = ()
     discovery_script: Path | None = None
     ssh: Sequence[str] = ("ssh",)
@@ -120,6 +128,16 @@ class LaunchOptions:
                 raise ClusterConfigError(
                     "--max-restarts: expected an elastic job (--workers MIN:MAX), received "
                     f"--workers {self.workers}; --restarts is for other jobs"
+                )
+            if self.cooldown is not None:
+                raise ClusterConfigError(
+                    "--blacklist-cooldown-range: expected an elastic job (--workers MIN:MAX), "
+                    f"received --workers {self.workers}"
+                )
+            if self.start_timeout is not None:
+                raise ClusterConfigError(
+                    "--start-timeout: expected an elastic job (--workers MIN:MAX), received "
+                    f"--workers {self.workers}"
                 )
             if self.discovery_script is not None:
                 raise ClusterConfigError(
@@ -303,6 +321,9 @@ def run(options: LaunchOptions) -> int:
     environment = environment_with_secret()
     if isinstance(options.workers, WorkerRange):
         environment["TFDIST_ELASTIC"] = str(options.workers)
+        environment["TFDIST_JOB_ID"] = environment.get("TFDIST_JOB_ID") or _new_job_id()
+    if options.start_timeout is not None:
+        environment["TFDIST_ELASTIC_START_TIMEOUT"] = str(options.start_timeout)
     settings = Settings.from_environment(environment)
     assert settings.secret is not None
     streams = output_streams()
@@ -339,6 +360,14 @@ def run(options: LaunchOptions) -> int:
             folder = str(Path(settings.debug_dir).absolute())
             environment["TFDIST_DEBUG_DIR"] = passed["TFDIST_DEBUG_DIR"] = folder
         file = dataclasses.replace(file, debug_dir=folder)
+        if settings.tombstone_dir is not None:
+            folder = str(Path(settings.tombstone_dir).absolute())
+            environment["TFDIST_TOMBSTONE_DIR"] = passed["TFDIST_TOMBSTONE_DIR"] = folder
+        elif isinstance(options.workers, WorkerRange):
+            # A worker that starts while the others end must not train everything again.
+            folder = str(stack.enter_context(private_directory("tfdist-ended-")))
+            environment["TFDIST_TOMBSTONE_DIR"] = folder
+            directories.append("TFDIST_TOMBSTONE_DIR")
         if options.timeline is not None or settings.timeline is not None:
             timeline = (options.timeline or Path(settings.timeline or "")).absolute()
             environment["TFDIST_TIMELINE"] = passed["TFDIST_TIMELINE"] = str(timeline)
@@ -362,6 +391,10 @@ def run(options: LaunchOptions) -> int:
         if (options.ps or file.scale_socket or file.metrics) and options.job_file is None:
             print(f"tfdist run: this job's file, for '{asks} --job': {path}", file=sys.stderr)
         return supervisor.run()
+
+
+def _new_job_id() -> str:
+    return f"run-{secrets.token_hex(8)}"
 
 
 def _program(options: LaunchOptions) -> list[str]:
@@ -478,6 +511,7 @@ def _supervisor(
             policy=ElasticPolicy(options.workers, max_restarts, options.backoff),
             listener=listener,
             connect=connector.connect,
+            cooldown=options.cooldown or Cooldown(),
             discovery_script=options.discovery_script,
             streams=streams,
             log_dir=options.log_dir,

@@ -13,6 +13,7 @@ from tfdist.config.printing import printable
 from tfdist.errors import ClusterConfigError
 from tfdist.launch.binding import Binding
 from tfdist.launch.elastic_policy import WorkerRange
+from tfdist.launch.hosts.cooldown import Cooldown
 from tfdist.launch.hosts.host_list import Host, parse_host_lines, parse_hosts
 
 DESCRIPTION = """\
@@ -107,6 +108,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "worker that fails three times in a row, each soon after its start, is left out",
     )
     parser.add_argument(
+        "--start-timeout",
+        type=seconds,
+        metavar="S",
+        help="of an elastic job: it begins with fewer than START workers this many seconds after "
+        "MIN of them were there (default: TFDIST_ELASTIC_START_TIMEOUT, else it waits for START)",
+    )
+    parser.add_argument(
         "--grace",
         type=seconds,
         default=30.0,
@@ -135,6 +143,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="of an elastic job: a program that prints the hosts, 'HOST:SLOTS' on each line; it is "
         "asked every few seconds",
+    )
+    parser.add_argument(
+        "--blacklist-cooldown-range",
+        type=seconds,
+        nargs=2,
+        metavar=("S", "S"),
+        help="of an elastic job: a host on which workers fail three times within 5 minutes takes "
+        "none for the first number of seconds, then is tried again; each time that a worker fails "
+        "there again for twice as long, up to the second number (default: 30 600)",
     )
     parser.add_argument(
         "--ssh",
@@ -217,6 +234,10 @@ def run(chosen: argparse.Namespace) -> int:
             timeout=chosen.timeout,
             restarts=chosen.restarts,
             max_restarts=chosen.max_restarts,
+            cooldown=Cooldown(*chosen.blacklist_cooldown_range)
+            if chosen.blacklist_cooldown_range
+            else None,
+            start_timeout=chosen.start_timeout,
             hosts=chosen.hosts or (),
             discovery_script=chosen.host_discovery_script,
             ssh=chosen.ssh,

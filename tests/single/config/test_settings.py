@@ -32,7 +32,10 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         "TFDIST_METRICS_PORT": "0",
         "TFDIST_STRAGGLER_PERIOD": "60",
         "TFDIST_RESTARTS": "2",
+        "TFDIST_ELASTIC_START_TIMEOUT": "1.5",
         "TFDIST_ELASTIC_RECORDS": "500M",
+        "TFDIST_TOMBSTONE_DIR": "/shared/ended",
+        "TFDIST_JOB_ID": "night-17",
     }
     expected = Settings(
         secret=b"s3cret of 16 byte",
@@ -48,7 +51,10 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         metrics_port=0,
         straggler_period=60,
         restarts=2,
+        elastic_start_timeout=1.5,
         elastic_records=500 << 20,
+        tombstone_dir="/shared/ended",
+        job_id="night-17",
     )
     assert Settings.from_environment(given) == expected
     file = tmp_path / "secret"
@@ -98,6 +104,19 @@ def test_settings_do_not_show_the_secret():
         ({"TFDIST_RENDEZVOUS_TIMEOUT": "soon"}, "TFDIST_RENDEZVOUS_TIMEOUT: .* received 'soon'"),
         ({"TFDIST_RENDEZVOUS_TIMEOUT": "-1"}, "expected a positive number of seconds"),
         ({"TFDIST_EXIT_TIMEOUT": "0"}, "TFDIST_EXIT_TIMEOUT: .* received '0'"),
+        ({"TFDIST_ELASTIC_START_TIMEOUT": "0"}, "TFDIST_ELASTIC_START_TIMEOUT: .* received '0'"),
+        ({"TFDIST_ELASTIC_START_TIMEOUT": "1m"}, "TFDIST_ELASTIC_START_TIMEOUT: .* received '1m'"),
+        (
+            {"TFDIST_ELASTIC_START_TIMEOUT": "300"},
+            "TFDIST_ELASTIC_START_TIMEOUT: expected less than TFDIST_REND.* 300 s, .* received 300",
+        ),
+        (
+            {"TFDIST_TOMBSTONE_DIR": "/x"},
+            "TFDIST_TOMBSTONE_DIR: .* TFDIST_JOB_ID, beside it, received none",
+        ),
+        ({"TFDIST_JOB_ID": "../x"}, "TFDIST_JOB_ID: expected .* received '../x'"),
+        ({"TFDIST_JOB_ID": "x" * 101}, "TFDIST_JOB_ID: expected .* received 'xxx"),
+        ({"TFDIST_JOB_ID": ".x"}, "TFDIST_JOB_ID: expected .* received '.x'"),
         ({"TFDIST_EXIT_TIMEOUT": "inf"}, "TFDIST_EXIT_TIMEOUT: .* received 'inf'"),
         ({"TFDIST_EXIT_TIMEOUT": "nan"}, "TFDIST_EXIT_TIMEOUT: .* received 'nan'"),
         ({"TFDIST_DATA_PORT": "65536"}, "TFDIST_DATA_PORT: .* 0..65535, received '65536'"),
@@ -113,6 +132,17 @@ def test_settings_do_not_show_the_secret():
 def test_bad_settings(environ, message):
     with pytest.raises(ClusterConfigError, match=message):
         Settings.from_environment(environ)
+
+
+def test_the_name_of_a_job():
+    def name(**environ):
+        return Settings.from_environment(environ).job_id
+
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
+    assert name() is None and name(SLURM_JOB_ID="4711") is None
+    assert name(**slurm) == "slurm-4711.0"
+    assert name(**slurm, TFDIST_JOB_ID=" mine ") == "mine"
+    assert name(SLURM_JOB_ID="/", SLURM_STEP_ID="0") is None
 
 
 def test_a_secret_is_bytes_and_need_not_be_text(tmp_path):
@@ -137,7 +167,10 @@ def test_a_secret_that_no_variable_can_hold_is_not_shown():
 
 
 def test_an_environment_without_a_job(monkeypatch):
-    of_a_job = ("TF_CONFIG", "TFDIST_ELASTIC", "TFDIST_CHECKPOINT_DIR", "TFDIST_DATA_SERVICE_DIR")
+    of_a_job = (
+        *("TF_CONFIG", "TFDIST_ELASTIC", "TFDIST_CHECKPOINT_DIR", "TFDIST_DATA_SERVICE_DIR"),
+        "TFDIST_TOMBSTONE_DIR",
+    )
     for name in (*of_a_job, "TFDIST_PEER_MEMORY"):
         monkeypatch.setenv(name, "1")
     kept = environment_without_job()

@@ -7,6 +7,7 @@ import pytest
 from tfdist.control import arrivals
 from tfdist.control.founders import Founders
 from tfdist.control.members import Member
+from tfdist.control.start_size import StartSize
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -15,9 +16,14 @@ ADDRESSES = tuple(f"host{index}:1000" for index in range(5))
 MEMBERS = [Member(f"process {9 - i}", f"worker {i}", a) for i, a in enumerate(ADDRESSES)]
 
 
+def size(number):
+    """A job that begins with this number of founders only."""
+    return StartSize(number, number, 0.0)
+
+
 def founders(start, *indices):
     """The founders of a job at worker 0, to which some have come in this order."""
-    found = Founders(MEMBERS[0], ADDRESSES, start)
+    found = Founders(MEMBERS[0], ADDRESSES, size(start))
     for index in indices:
         assert not found.are_complete()
         come(found, MEMBERS[index])
@@ -86,17 +92,55 @@ def test_a_founder_that_has_come_again_is_not_removed():
 
 
 def test_only_the_first_address_is_a_meeting_place():
-    elsewhere = Founders(MEMBERS[1], ADDRESSES, 2)
-    assert elsewhere.reason_to_refuse(2) == (
+    elsewhere = Founders(MEMBERS[1], ADDRESSES, size(2))
+    assert elsewhere.reason_to_refuse(size(2)) == (
         "this is worker 1 at host1:1000, but founders meet at the first training address, "
         "host0:1000",
         "founders meet at the first training address, which is another task's",
     )
 
 
+def test_no_job_begins_early_without_the_leader():
+    found = Founders(MEMBERS[0], ADDRESSES, StartSize(4, 2, 1e-9))
+    for member in (MEMBERS[1], MEMBERS[2]):
+        come(found, member)
+        assert not found.are_complete()
+    come(found, MEMBERS[0])
+    assert not found.are_complete()  # the time counts from here
+    assert found.are_complete()
+    assert found.found().members == tuple(MEMBERS[:3])
+
+
+def test_founders_that_are_gone_do_not_begin_early(monkeypatch):
+    found = Founders(MEMBERS[0], ADDRESSES, StartSize(3, 2, 1e-9))
+    silent = come(found, MEMBERS[1])
+    come(found, MEMBERS[0])
+    assert not found.are_complete()
+    monkeypatch.setattr(arrivals, "_LEASE", -1.0)
+    silent.await_next_call()
+    assert not found.are_complete()
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (StartSize(3, 2, 5.0), "3 founders, or of 2 after 5 s"),
+        (StartSize(3, 1, 9.0), "3 founders, or of 1 after 9 s"),
+        (StartSize(3, 3, 0.0), "3 founders"),
+    ],
+)
+def test_all_expect_the_same_time_and_least_number(other, words):
+    found = Founders(MEMBERS[0], ADDRESSES, StartSize(3, 2, 9.0))
+    assert found.reason_to_refuse(StartSize(3, 2, 9.0)) is None
+    assert found.reason_to_refuse(other) == (
+        f"the caller expects a job of {words}, this task one of 3, or of 2 after 9 s",
+        f"the caller expects a job of {words}, this task another number",
+    )
+
+
 def test_all_expect_the_same_number():
-    assert founders(2).reason_to_refuse(2) is None
-    assert founders(2).reason_to_refuse(3) == (
+    assert founders(2).reason_to_refuse(size(2)) is None
+    assert founders(2).reason_to_refuse(size(3)) == (
         "the caller expects a job of 3 founders, this task one of 2",
         "the caller expects a job of 3 founders, this task another number",
     )

@@ -14,6 +14,7 @@ from tfdist.control.generations import Generations
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.members import Generation, Member
 from tfdist.control.messages import MessageError
+from tfdist.control.start_size import StartSize
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -47,7 +48,7 @@ def machine(index, start, elastic=None, *, key=None, signed=False, answers=True,
         member,
         elastic or Elastic(),
         ADDRESSES,
-        start,
+        StartSize(start, start, 0.0),
         description,
         ask=ask,
         callers_are_signed=signed,
@@ -65,6 +66,8 @@ def found(caller, leader, start, wait=0.0, **changes):
         "address": caller.me.address,
         "description": caller.description,
         "start": start,
+        "least": start,
+        "patience": 0.0,
         "wait": wait,
     }
     return leader.found(messages.ElasticFound(**{**fields, **changes}), ClientContext())
@@ -199,6 +202,9 @@ def test_a_job_is_founded_by_calls():
     for index in (1, 3):
         assert found(processes[index], processes[0], 3) == {"status": "newcomer"}
     assert "of 2 founders, this task one of 3" in found(processes[1], machine(0, 3), 2)["reason"]
+    for changes in ({"patience": 1e-9}, {"least": 1}, {"least": -1, "patience": -1.0}):
+        answer = found(processes[1], machine(0, 3), 3, **changes)
+        assert answer["status"] == "refused" and "this task one of 3" in answer["reason"]
 
 
 # What may have become of each other member.

@@ -40,6 +40,7 @@ class Process:
       secret: the shared secret or None.
       timing: the protocol's times.
       timeout: the rendezvous timeout in seconds.
+      start_timeout: seconds after which a job begins with fewer founders, or None.
     """
 
     def __init__(
@@ -52,9 +53,15 @@ class Process:
         secret: bytes | None = None,
         timing: Timing = QUICK,
         timeout: float = TIMEOUT,
+        start_timeout: float | None = None,
     ) -> None:
         cluster = Cluster(workers=tuple(known), task_index=index)
-        settings = Settings(secret=secret, rendezvous_timeout=timeout, elastic=elastic)
+        settings = Settings(
+            secret=secret,
+            rendezvous_timeout=timeout,
+            elastic=elastic,
+            elastic_start_timeout=start_timeout,
+        )
         self.index = index
         self.membership = Membership(
             cluster, settings, elastic, description or {"clip": "sum"}, timing=timing

@@ -80,6 +80,30 @@ def test_the_variable_of_the_job_replaces_one_that_is_set(launch, monkeypatch):
     assert (code, out) == (0, ["[worker 0] 1:2:1"])
 
 
+def test_the_start_timeout_is_a_variable_of_the_workers(launch):
+    code, out, _ = launch(
+        'say(os.environ["TFDIST_ELASTIC_START_TIMEOUT"])',
+        *("--workers", "1:2", "--start-timeout", "7.5"),
+    ).finish()
+    assert (code, out) == (0, ["[worker 0] 7.5"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--workers", "1:2", "--start-timeout", "0"), "argument --start-timeout: expected "),
+        (("--workers", "2", "--start-timeout", "7"), "--start-timeout: expected an elastic job"),
+        (
+            ("--workers", "1:2", "--start-timeout", "300"),
+            "expected less than TFDIST_RENDEZVOUS_TIMEOUT",
+        ),
+    ],
+)
+def test_a_bad_start_timeout_is_refused(launch, options, message):
+    code, _, err = launch("", *options).finish()
+    assert code in (1, 2) and message in err[-1], err
+
+
 def test_a_fixed_number_of_workers_sets_no_variable(launch, monkeypatch):
     monkeypatch.delenv("TFDIST_ELASTIC", raising=False)
     code, out, err = launch(

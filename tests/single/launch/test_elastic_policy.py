@@ -257,3 +257,54 @@ def test_a_number_outside_the_range_is_refused_and_changes_nothing(count):
     with pytest.raises(ScaleError, match=f"expected 2 to 5 workers, .* received {count}$"):
         policy.scale(count)
     assert states(policy) == [RUNNING] * 3 + [FREE] * 2
+
+
+def test_a_worker_of_a_host_that_is_left_out_starts_again_with_a_fresh_count():
+    policy = begun("1:3:3")
+    restart(policy, 2, life=1)
+    restart(policy, 2, life=1)
+    assert policy.move(2, there=[2]) == 1.0
+    assert (policy.state(2), policy.restarts_left) == (WAITING, 7)
+    policy.restarted(2)
+    assert [restart(policy, 2, life=1) for _ in range(2)] == [1, 2]
+    assert policy.failed(2, life=1).verdict is Verdict.LEAVE_OUT
+
+
+def test_a_job_that_needs_the_host_keeps_it():
+    policy = begun("2:3:3")
+    # The other worker of that host waits for its restart, and would wait for the host.
+    assert policy.failed(1, life=1).verdict is Verdict.RESTART
+    assert policy.move(2, there=[1, 2]) is None
+    assert policy.move(2, there=[2]) is not None
+
+
+def test_without_restarts_no_worker_moves():
+    policy = begun("1:3:3", max_restarts=0)
+    assert policy.move(2, there=[2]) is None and policy.state(2) is RUNNING
+
+
+def test_a_worker_that_waits_for_a_host_counts_for_no_minimum():
+    policy = begun("1:2:2")
+    policy.move(1, there=[1])
+    policy.restarted(1)
+    policy.hold(1)
+    assert (policy.held, policy.state(1), policy.working) == ([1], WAITING, [0, 1])
+    assert policy.not_held == [0]
+    assert policy.move(0, there=[0]) is None
+    for _ in range(2):
+        restart(policy, 0, life=1)
+    decision = policy.failed(0, life=1)
+    assert decision.verdict is Verdict.FAIL and "remain (0, expected" in decision.reason
+    policy.restarted(1)
+    assert policy.held == []
+
+
+def test_a_held_worker_can_be_scaled_down_and_is_not_started_at_the_end():
+    policy = begun("1:2:2")
+    policy.move(1, there=[1])
+    policy.restarted(1)
+    policy.hold(1)
+    assert policy.scale(1) == Changes(cancel=(1,)) and policy.held == []
+    assert policy.scale(2) == Changes(start=(1,))
+    policy.hold(1)
+    assert policy.end(0) == [1] and policy.has_ended and policy.held == []

@@ -433,8 +433,9 @@ def test_the_next_launcher_removes_what_a_killed_one_has_left(start, monkeypatch
         with scale_channel.scale_listener() as (_, other):
             assert set(folder.glob("tfdist-job-*")) == {path.parent, other.parent}
             assert other.parent.stat().st_mode & 0o777 == 0o700
-    with private_directory("tfdist-debug-"):
-        assert len(list(folder.glob("tfdist-debug-*"))) == 1
+    for prefix in ("tfdist-debug-", "tfdist-ended-"):
+        with private_directory(prefix):
+            assert len(list(folder.glob(f"{prefix}*"))) == 1
     assert without_locks(folder) == set()
 
 

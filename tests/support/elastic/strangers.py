@@ -84,7 +84,16 @@ def flood(server: str, count: int, description: dict) -> None:
                 body = {
                     **{"protocol": messages.PROTOCOL, "wait": 0.0, "fingerprint": "", "to": ""},
                     **{"reference": "", "call": 0, "number": 0, "mark": "", "holds_state": False},
-                    **{"highest": 0, "dead": "[]", "nonce": "", "proof": "", "start": 2, **fields},
+                    **{
+                        "highest": 0,
+                        "dead": "[]",
+                        "nonce": "",
+                        "proof": "",
+                        "start": 2,
+                        "least": 2,
+                        "patience": 0.0,
+                        **fields,
+                    },
                     "description": json.dumps({**description, "more": text}),
                 }
                 with contextlib.suppress(grpc.RpcError):

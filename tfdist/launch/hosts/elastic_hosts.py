@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from tfdist.config.cluster import Cluster
 from tfdist.launch.hosts.connection import HostConnection, HostError
+from tfdist.launch.hosts.cooldown import Cooldown, Cooldowns
 from tfdist.launch.hosts.host_list import Host
 from tfdist.launch.hosts.pool import HostPool, Site
 from tfdist.launch.task import TaskSpec
@@ -21,6 +22,10 @@ from tfdist.launch.task import TaskSpec
 # Seconds until a host that could not be reached is tried again, doubled each time.
 _FIRST_RETRY = 5.0
 _LONGEST_RETRY = 60.0
+
+
+class NoRoomYetError(HostError):
+    """No host has a free slot but those that are left out for some time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +48,7 @@ class ElasticHosts:
       pool: starts the tasks; its sites are those of the beginning.
       specs: the workers, by slot, and then the parameter servers.
       connect: begins to connect to a new host.
+      cooldown: when hosts are left out.
     """
 
     def __init__(
@@ -50,10 +56,12 @@ class ElasticHosts:
         pool: HostPool,
         specs: Sequence[TaskSpec],
         connect: Callable[[Host], HostConnection | None],
+        cooldown: Cooldown,
     ) -> None:
         self._pool = pool
         self._specs = list(specs)
         self._connect = connect
+        self._cooldowns = Cooldowns(cooldown)
         self._addresses = list(Cluster.from_tf_config(specs[0].tf_config).workers)
         # The hosts that there are, by name; sites of others take no worker.
         self._named: dict[str, Host] = {site.host.name: site.host for site in pool.sites}
@@ -61,17 +69,21 @@ class ElasticHosts:
         # Of hosts that could not be reached: when to try again, and the wait after that.
         self._retries: dict[str, tuple[float, float]] = {}
 
-    def place(self, slot: int, occupied: Collection[int]) -> TaskSpec:
+    def place(
+        self, slot: int, occupied: Collection[int], reserved: Collection[int] = ()
+    ) -> TaskSpec:
         """Chooses the host of a task that is about to start.
 
         Args:
           slot: its slot.
           occupied: the slots of the workers that run.
+          reserved: the slots that keep their hosts from the workers of others.
 
         Returns:
           The task, with its address and those of all others.
 
         Raises:
+          NoRoomYetError: no host has a free slot but one that is left out.
           HostError: no host has a free slot.
         """
         spec = self._specs[slot]
@@ -79,7 +91,7 @@ class ElasticHosts:
             site = self._pool.site(slot)
             others = [other for other in occupied if other != slot]
             if not self._has_room(site, others):
-                site = self._another(slot, others)
+                site = self._another([*others, *(other for other in reserved if other != slot)])
                 (port,) = site.free_ports(1)
                 self._addresses[slot] = site.host.listens_at(port)
                 self._pool.move(slot, site)
@@ -88,9 +100,50 @@ class ElasticHosts:
         host = self._pool.site(slot).host.name
         return dataclasses.replace(spec, tf_config=cluster.tf_config(), host=host)
 
-    def capacity(self) -> int:
-        """The number of workers that the usable hosts take."""
-        return sum(site.host.slots for site in self._pool.sites if self._is_wanted(site))
+    def capacity(self, occupied: Collection[int]) -> int:
+        """The number of workers that the usable hosts take.
+
+        Args:
+          occupied: the slots of the workers that run, which a host that is left out keeps.
+        """
+        wanted = [site for site in self._pool.sites if self._is_wanted(site)]
+        return sum(
+            self._workers_on(site, occupied) if self._is_left_out(site) else site.host.slots
+            for site in wanted
+        )
+
+    def is_failing(self, slot: int, started: float, ended: float) -> bool:
+        """Notes the failure of a worker; returns whether its host is to be left out.
+
+        A job's only host never is.
+
+        Args:
+          slot: its slot.
+          started: the monotonic time of its start.
+          ended: that of its end.
+        """
+        site = self._pool.site(slot)
+        others = (other for other in self._pool.sites if other is not site)
+        is_failing = self._cooldowns.failed(site.host.name, started, ended)
+        return is_failing and any(self._is_wanted(other) for other in others)
+
+    def leave_out(self, slot: int) -> tuple[str, float, str]:
+        """Leaves out the host of a slot, on which workers have failed; those that run there stay.
+
+        Returns:
+          Its name, the seconds until it is to be tried again, and the reason in words.
+        """
+        name = self._pool.site(slot).host.name
+        return name, *self._cooldowns.leave_out(name, time.monotonic())
+
+    def on_host_of(self, slot: int) -> list[int]:
+        """Returns the slots of the workers whose host is that of a slot."""
+        site = self._pool.site(slot)
+        return [
+            other
+            for other, spec in enumerate(self._specs)
+            if spec.trains and self._pool.site(other) is site
+        ]
 
     def update(self, hosts: Sequence[Host], running: Collection[int]) -> HostChanges:
         """Takes the hosts that there are now.
@@ -157,11 +210,23 @@ class ElasticHosts:
         return site.is_usable and site.host.name in self._named
 
     def _has_room(self, site: Site, occupied: Sequence[int]) -> bool:
-        there = sum(self._pool.site(slot) is site for slot in occupied)
-        return self._is_wanted(site) and there < site.host.slots
+        return not self._is_left_out(site) and self._would_have_room(site, occupied)
 
-    def _another(self, slot: int, occupied: Sequence[int]) -> Site:
+    def _would_have_room(self, site: Site, occupied: Sequence[int]) -> bool:
+        return self._is_wanted(site) and self._workers_on(site, occupied) < site.host.slots
+
+    def _is_left_out(self, site: Site) -> bool:
+        return self._cooldowns.is_left_out(site.host.name, time.monotonic())
+
+    def _workers_on(self, site: Site, occupied: Collection[int]) -> int:
+        return sum(self._pool.site(slot) is site for slot in occupied)
+
+    def _another(self, occupied: Sequence[int]) -> Site:
         for site in self._pool.sites:
             if self._has_room(site, occupied):
                 return site
+        for site in self._pool.sites:
+            if self._would_have_room(site, occupied):
+                name = site.host.name
+                raise NoRoomYetError(errno.EAGAIN, f"no host but {name} has a free slot")
         raise HostError(errno.EHOSTUNREACH, "no host has a free slot")
