@@ -166,7 +166,7 @@ void TestManyAtOnce() {
   EXPECT(Eventually([&] { return pair.rejected() == 400 - 256; }));
   pending[0]->AwaitClose();
   pending[400 - 256 - 1]->AwaitClose();
-  EXPECT(OpenDescriptors() == before + 400 + 256);
+  EXPECT(Eventually([&] { return OpenDescriptors() == before + 400 + 256; }));
   const uint64_t steps = pair.steps();
   EXPECT(Eventually([&] { return pair.steps() > steps + 10; }));
   pending.clear();

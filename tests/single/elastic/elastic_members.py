@@ -20,7 +20,7 @@ from tfdist.control.probes import Probes
 from tfdist.elastic.membership import Membership, Timing, World
 from tfdist.launch.ports import free_ports
 
-TIMEOUT = 20.0
+TIMEOUT = 50.0
 QUICK = Timing(answer=1.2, grace=2.0, probe=0.2, log=0.5)
 
 

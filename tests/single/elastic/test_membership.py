@@ -27,7 +27,7 @@ from tfdist.config.settings import Settings
 from tfdist.elastic.membership import Membership
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError, TfdistError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -22,7 +22,7 @@ from elastic_members import (
 from tfdist.config.elastic import Elastic
 from tfdist.errors import RendezvousTimeoutError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.parametrize("alone", [0, 2, 3])

@@ -13,7 +13,7 @@ from tfdist.control import ControlPlane, messages
 from tfdist.elastic import membership
 from tfdist.errors import AuthenticationError, ClusterConfigError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 SECRET = b"correct horse battery staple"
 OTHER = b"another battery staple"
