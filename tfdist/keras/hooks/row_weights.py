@@ -157,7 +157,8 @@ def _may_have_sums(model: Any) -> bool:
     """Whether losses of `compile` may be sums over a batch's rows."""
     compiled = getattr(model, "_compile_loss", None)
     given = [] if compiled is None else tree.flatten(compiled._user_loss)
-    return not all(_is_mean_of_keras(loss) for loss in given)
+    # The logs of several outputs weigh each replica alike.
+    return len(given) > 1 or not all(_is_mean_of_keras(loss) for loss in given)
 
 
 def _is_mean_of_keras(loss: Any) -> bool:
