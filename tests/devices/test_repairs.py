@@ -90,26 +90,24 @@ def test_replicas_share_the_losses_of_layers(strategy, undo):
     assert abs(logs(strategy) - expected) > 1e-2
 
 
-def _model_built_outside(strategy):
+def _step_of_an_optimizer_made_outside(strategy):
     with strategy.scope():
         model = built_classifier("sgd")
+    variables = model.trainable_variables
     optimizer = keras.optimizers.Adam()
-    optimizer.build(model.trainable_variables)
-    model.compile(optimizer, model.loss)
-    return model
+    optimizer.build(variables)
+    strategy.run(lambda: optimizer.apply([tf.zeros_like(v.value) for v in variables], variables))
+    return optimizer
 
 
 def test_an_optimizer_built_outside_the_scope_counts_every_replica(strategy, undo):
     undo("refuse_variables_of_no_strategy")
-    model = _model_built_outside(strategy)
-    model.fit(models.dataset(128, 32), verbose=0)
-    assert model.optimizer.iterations.numpy() == 4 * 2
+    assert _step_of_an_optimizer_made_outside(strategy).iterations.numpy() == 2
 
 
 def test_an_optimizer_built_outside_the_scope_is_refused(strategy):
-    model = _model_built_outside(strategy)
     with pytest.raises(ValueError, match="optimizer 'adam.*' was made outside its scope"):
-        model.fit(models.dataset(128, 32), verbose=0)
+        _step_of_an_optimizer_made_outside(strategy)
 
 
 def test_a_model_built_outside_has_variables_of_no_strategy(strategy, undo):
@@ -120,7 +118,7 @@ def test_a_model_built_outside_has_variables_of_no_strategy(strategy, undo):
 
 def test_an_optimizer_of_a_name_is_made_outside_the_scope(strategy, undo):
     undo("compile_in_scope_of_model")
-    with pytest.raises(ValueError, match="optimizer 'adam.*' was made outside its scope"):
+    with pytest.raises(RuntimeError, match=r"Mixing different tf\.distribute\.Strategy objects"):
         scope_cases.trained("compiled outside", strategy.scope)
 
 

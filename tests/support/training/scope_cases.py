@@ -66,6 +66,33 @@ def _metric_outside(keras, scope):
     return model
 
 
+def _optimizer_outside(keras, scope):
+    optimizer = keras.optimizers.Adam()
+    with scope():
+        model = built(keras)
+        model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+def _built_optimizer_outside(keras, scope):
+    with scope():
+        model = built(keras)
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+def _compiled_again_outside(keras, scope):
+    with scope():
+        model = built(keras)
+        _compile(model)
+    model.fit(*rows(), batch_size=BATCH, verbose=0, shuffle=False)
+    model.layers[0].trainable = False
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return model
+
+
 # What trains as within the scope.
 TRAINED = {
     "called outside": _called_outside,
@@ -73,6 +100,9 @@ TRAINED = {
     "compiled outside": _compiled_outside,
     "all but the model outside": _all_but_the_model_outside,
     "metric outside": _metric_outside,
+    "optimizer outside": _optimizer_outside,
+    "built optimizer outside": _built_optimizer_outside,
+    "compiled again outside": _compiled_again_outside,
 }
 
 

@@ -147,18 +147,18 @@ def weigh_steps(original, self, step_function):
         step_function = weighted(step_function, self._is_for_even_batches)
     elif step_function == self.test_step and trains_on_servers(strategy):
         step_function = whole(step_function)
-    elif step_function == self.test_step and has_copies(strategy) and _may_have_sums(self):
+    elif step_function == self.test_step and has_copies(strategy) and _logs_need_rows(self):
         self._is_tested_for_even_batches = _has_even_batches(self)
         step_function = weighted(step_function, self._is_tested_for_even_batches)
     return original(self, step_function)
 
 
-def _may_have_sums(model: Any) -> bool:
-    """Whether losses of `compile` may be sums over a batch's rows."""
+def _logs_need_rows(model: Any) -> bool:
+    """Whether a logged loss weighs by rows: one of several outputs, or what may be a sum."""
     compiled = getattr(model, "_compile_loss", None)
     given = [] if compiled is None else tree.flatten(compiled._user_loss)
-    # The logs of several outputs weigh each replica alike.
-    return len(given) > 1 or not all(_is_mean_of_keras(loss) for loss in given)
+    of_outputs = getattr(compiled, "_flat_losses", None) or given
+    return len(of_outputs) > 1 or not all(_is_mean_of_keras(loss) for loss in given)
 
 
 def _is_mean_of_keras(loss: Any) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from keras import Model, tree
+from keras.optimizers import Optimizer
 from keras.src import backend
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
@@ -36,7 +38,7 @@ def build_in_scope_of_model(original, self):
 
 @repairs(Trainer, "compile")
 def compile_in_scope_of_model(original, self, *args, **kwargs):
-    """Where `compile` is called outside the model's scope, all replicas count an optimizer's steps.
+    """An optimizer that is made outside the model's scope counts all replicas' steps, or fails.
 
     A model that was made outside, or in another scope, is refused: it fails in its first step with
     an assertion, or trains on one device.
@@ -49,10 +51,12 @@ def compile_in_scope_of_model(original, self, *args, **kwargs):
             f"model {self.name!r}: was made {made}, and is compiled in that of {current!r}: "
             "expected both in one `with strategy.scope():`"
         )
-    if strategy is not None and current is None and is_ours(strategy):
-        with strategy.scope():
-            return original(self, *args, **kwargs)
-    return original(self, *args, **kwargs)
+    if strategy is None or not is_ours(strategy):
+        return original(self, *args, **kwargs)
+    with contextlib.nullcontext() if current is strategy else strategy.scope():
+        result = original(self, *args, **kwargs)
+    _adopt_optimizer(self.optimizer, strategy)
+    return result
 
 
 @repairs(TensorFlowTrainer, "make_predict_function")
@@ -98,11 +102,24 @@ def adopt_metrics(model: Any) -> None:
 
     Each worker would log what it has counted itself.
     """
-    strategy = model.distribute_strategy
+    for metric in model.metrics:
+        _adopt(metric.variables, model.distribute_strategy)
+
+
+def _adopt_optimizer(optimizer: Any, strategy: Any) -> None:
+    """Makes the variables of an optimizer anew that were made outside of the model's scope."""
+    if not isinstance(optimizer, Optimizer) or not has_copies(strategy):
+        return
+    optimizer._distribution_strategy = strategy  # in which it makes and updates its slots
+    _adopt(optimizer.variables, strategy)
+    _adopt_optimizer(getattr(optimizer, "inner_optimizer", None), strategy)
+
+
+def _adopt(variables: Iterable[Any], strategy: Any) -> None:
+    """Makes variables of Keras, which keep their values, those of a strategy with copies."""
     if not has_copies(strategy):
         return
-    with strategy.scope():
-        for metric in model.metrics:
-            for variable in metric.variables:
-                if not hasattr(variable.value, "distribute_strategy"):
-                    variable._initialize(np.asarray(variable))
+    for variable in variables:
+        if not hasattr(variable._value, "distribute_strategy"):
+            with strategy.scope():
+                variable._initialize(np.asarray(variable))

@@ -46,9 +46,13 @@ def build_from_local_batch(original, self, iterator=None, data_batch=None):
     if self._distribute_strategy is None:
         refuse_variables_of_others(self)
         return original(self, iterator=iterator, data_batch=data_batch)
+    has_optimizer = self.optimizer is None or self.optimizer.built
     try:
         result = original(self, iterator=iterator, data_batch=data_batch)
     except Exception as error:
+        if not has_optimizer and self.optimizer.built:
+            refuse_variables_of_others(self)
+            raise  # within its `build`, which marks it as built before it is
         # The first step makes metrics and the rest. It has more than shapes: the replica, and
         # ragged or sparse tensors. What is wrong with the data it tells, too. A step of one's own
         # may not call the model at all, as a GAN's.
