@@ -18,7 +18,6 @@ import dataclasses
 import logging
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,14 +30,10 @@ from tfdist.control import interfaces, messages, network
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.held_calls import ClientContext, HeldCalls
 from tfdist.control.server import ControlServer
+from tfdist.control.waiting import LOG_INTERVAL, Wait
 from tfdist.errors import RendezvousTimeoutError
 
 _log = logging.getLogger("tfdist.control")
-# Seconds for which process 0 may hold one call.
-_LONG_POLL = 5.0
-# Seconds between two calls that fail at once.
-_RETRY_PAUSE = 0.2
-_LOG_INTERVAL = 10.0
 # Seconds for which process 0 answers repeated calls, after all have been answered.
 _LINGER = 5.0
 _lock = threading.Lock()
@@ -116,7 +111,7 @@ class AddressBook:
             if not self._missing():
                 self._changed.notify_all()
                 self._calls.wake_all()
-            self._calls.hold(context, min(request.wait, _LONG_POLL), lambda: not self._missing())
+            self._calls.hold(context, request.wait, lambda: not self._missing())
             missing = self._missing()
             if missing:
                 return {"status": "waiting", "missing": missing}
@@ -186,16 +181,15 @@ def _collect(meeting: Meeting, settings: Settings) -> list[str]:
         interface=settings.interface,
     )
     atexit.register(server.close)
-    deadline = time.monotonic() + settings.rendezvous_timeout
+    wait = Wait(settings.rendezvous_timeout)
     while True:
-        now = time.monotonic()
-        found = book.wait(max(0.0, min(_LOG_INTERVAL, deadline - now)))
+        found = book.wait(min(LOG_INTERVAL, wait.remaining))
         hosts = [host for host in found if isinstance(host, str)]
         if len(hosts) == meeting.size:
             break
         who = f"rank 0 of {meeting.size} at {meeting.address}"
         missing = validation.show_some(map(str, found))
-        if time.monotonic() >= deadline:
+        if wait.is_over:
             refusal = server.last_refusal
             server.close()
             raise RendezvousTimeoutError(
@@ -216,34 +210,31 @@ def _collect(meeting: Meeting, settings: Settings) -> list[str]:
 def _ask(meeting: Meeting, settings: Settings) -> list[str]:
     """Returns all hosts, on another process than 0."""
     who = f"rank {meeting.index} of {meeting.size}"
-    deadline = time.monotonic() + settings.rendezvous_timeout
-    next_log = time.monotonic() + _LOG_INTERVAL
-    process, pause = uuid.uuid4().hex, threading.Event()
+    wait = Wait(settings.rendezvous_timeout)
+    process = uuid.uuid4().hex
     waiting_for = f"rank 0 at {meeting.address}"
     with contextlib.ExitStack() as opened:
         control: ControlClient | None = None
         host: str | None = None
         while True:
-            now = time.monotonic()
-            if now >= deadline:
+            if wait.is_over:
                 raise RendezvousTimeoutError(
                     f"{who}: expected the hosts of all ranks within "
                     f"{settings.rendezvous_timeout:g} s, still missing: {waiting_for}"
                 )
-            if now >= next_log:
+            if wait.is_log_due():
                 _log.warning("%s: waiting for %s", who, waiting_for)
-                next_log = now + _LOG_INTERVAL
             host = host or _own_host(meeting.host, settings)
             if host is None:
                 waiting_for = f"an address of {meeting.host}, the host of rank 0 (MASTER_ADDR)"
-                pause.wait(min(_RETRY_PAUSE, deadline - now))
+                wait.pause()
                 continue
             if control is None:
                 caller = _Caller(who, f"{host}:{meeting.port(meeting.index)}")
                 name = f"rank 0 at {meeting.address}"
                 control = ControlClient(caller, settings.secret, meeting.address, name)
                 opened.callback(control.close)
-            wait = min(_LONG_POLL, deadline - now, next_log - now)
+            poll = wait.poll()
             request = messages.Address(
                 protocol=messages.PROTOCOL,
                 rank=meeting.index,
@@ -251,13 +242,13 @@ def _ask(meeting: Meeting, settings: Settings) -> list[str]:
                 servers=meeting.servers,
                 host=host,
                 process=process,
-                wait=wait,
+                wait=poll,
             )
             try:
-                answer = control.call(messages.ADDRESS, request, wait, patient=True)
+                answer = control.call(messages.ADDRESS, request, poll, patient=True)
             except UnreachableError as error:
                 waiting_for = f"rank 0 at {meeting.address} ({error})"
-                pause.wait(min(_RETRY_PAUSE, max(0.0, deadline - time.monotonic())))
+                wait.pause()
                 continue
             if answer["status"] == "complete":
                 return [str(known) for known in answer["hosts"]]

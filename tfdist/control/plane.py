@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import secrets
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -23,15 +22,12 @@ from tfdist.control.server import ControlServer, Handler
 from tfdist.control.signing import data_key
 from tfdist.control.stop_board import StopBoard
 from tfdist.control.stop_watch import StopWatch
+from tfdist.control.waiting import Wait
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError, TfdistError
 
 _log = logging.getLogger("tfdist.control")
-# Seconds for which rank 0 may hold one call. More saves calls; less finds a lost one sooner.
-_LONG_POLL = 5.0
-# The same with a `still_alive` callback.
+# Seconds for which rank 0 may hold a call while `still_alive` is to be called.
 _WATCHFUL_POLL = 0.5
-# Seconds between two calls that fail at once.
-_RETRY_PAUSE = 0.2
 # Seconds for which rank 0 stays until every rank has the result of a rendezvous or exit barrier.
 _LINGER = 5.0
 
@@ -149,23 +145,20 @@ class ControlPlane:
         if self._cluster.is_local:
             self._generation += 1
             return RendezvousResult(self._generation, secrets.token_bytes(32), (data_address,))
-        start = time.monotonic()
-        deadline, next_log = start + timeout, start + log_interval
+        wait = Wait(timeout, self._closed, log_interval=log_interval)
         attempt = uuid.uuid4().hex
         waiting_for = self._cluster.describe_rank(0)
-        while True:
-            now = time.monotonic()
-            if now >= deadline:
+        while not wait.is_closed:
+            if wait.is_over:
                 refusal = self._server.last_refusal if self._server is not None else None
                 raise RendezvousTimeoutError(
                     f"{self._who()}: no rendezvous within {timeout:g} s; expected "
                     f"{self._cluster.world_size} ranks, still missing: {waiting_for}"
                     + (f"; {refusal}" if refusal else "")
                 )
-            if now >= next_log:
+            if wait.is_log_due():
                 _log.warning("%s: waiting for %s", self._who(), waiting_for)
-                next_log = now + log_interval
-            wait = min(_LONG_POLL, deadline - now, next_log - now)
+            poll = wait.poll()
             join = messages.Join(
                 protocol=messages.PROTOCOL,
                 rank=rank,
@@ -174,24 +167,23 @@ class ControlPlane:
                 data_address=data_address,
                 process=self._process,
                 attempt=attempt,
-                wait=wait,
-                final=wait >= deadline - now,
+                wait=poll,
+                final=poll >= wait.remaining,
             )
             try:
-                answer = self._call(messages.JOIN, join, wait, patient=True)
+                answer = self._call(messages.JOIN, join, poll, patient=True)
             except UnreachableError as error:
                 waiting_for = f"{self._cluster.describe_rank(0)} ({error})"
-                self._closed.wait(min(_RETRY_PAUSE, max(0.0, deadline - time.monotonic())))
+                wait.pause()
+                continue
+            if answer["status"] == "complete":
+                return self._result(answer)
+            if answer["status"] == "waiting":
+                waiting_for = self._cluster.describe_ranks(answer["missing"])
             else:
-                if answer["status"] == "complete":
-                    return self._result(answer)
-                if answer["status"] == "waiting":
-                    waiting_for = self._cluster.describe_ranks(answer["missing"])
-                else:
-                    waiting_for = f"{self._cluster.describe_rank(0)} (it is closing)"
-                    self._closed.wait(min(_RETRY_PAUSE, max(0.0, deadline - time.monotonic())))
-            if self._closed.is_set():
-                raise TfdistError(f"{self._who()}: closed during the rendezvous")
+                waiting_for = f"{self._cluster.describe_rank(0)} (it is closing)"
+                wait.pause()
+        raise TfdistError(f"{self._who()}: closed during the rendezvous")
 
     def exit_barrier(
         self,
@@ -218,27 +210,26 @@ class ControlPlane:
         if self._rendezvous_id is None:
             return False
         timeout = self._settings.exit_timeout if timeout is None else timeout
-        deadline = time.monotonic() + timeout
+        watchful = {} if still_alive is None else {"poll": _WATCHFUL_POLL}
+        wait = Wait(timeout, self._closed, **watchful)
         waiting_for = self._cluster.describe_rank(0)
         failures = 0
-        while not self._closed.is_set():
+        while not wait.is_closed:
             abandon = still_alive is not None and not still_alive()
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
+            if wait.is_over:
                 _log.warning("%s: leaving after %g s without %s", self._who(), timeout, waiting_for)
                 return False
-            poll = _LONG_POLL if still_alive is None else _WATCHFUL_POLL
-            wait = 0.0 if abandon else min(poll, remaining)
+            poll = 0.0 if abandon else wait.poll()
             request = messages.Exit(
                 protocol=messages.PROTOCOL,
                 rank=rank,
                 rendezvous=self._rendezvous_id,
                 generation=self._generation,
-                wait=wait,
+                wait=poll,
                 abandon=abandon,
             )
             try:
-                answer = self._call(messages.EXIT, request, wait, patient=False)
+                answer = self._call(messages.EXIT, request, poll, patient=False)
             except SilentError:
                 # Rank 0 may be busy with its last steps, perhaps too busy to answer.
                 if abandon:

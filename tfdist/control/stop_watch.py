@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from tfdist.control import messages
 from tfdist.control.client import UnreachableError
+from tfdist.control.waiting import Wait
 from tfdist.errors import TfdistError
 
 _log = logging.getLogger("tfdist.control")
@@ -18,8 +18,7 @@ AGREEMENT_TIMEOUT = 10.0
 _LONG_POLL = 20.0
 # The same for a proposal: meanwhile another worker may die.
 _WATCHFUL_POLL = 0.5
-# Seconds between two calls that fail at once: after the first failure, doubled each time; maximum.
-_MIN_PAUSE, _MAX_PAUSE = 0.2, 5.0
+_LONGEST_PAUSE = 5.0
 
 Call = Callable[[messages.Stop], dict[str, Any]]
 
@@ -98,23 +97,21 @@ class StopWatch:
           at_once: do not wait for the other workers.
         """
         timeout = 0.0 if at_once else self._timeout
-        deadline = time.monotonic() + timeout
+        wait = Wait(timeout, self._closed, poll=_WATCHFUL_POLL)
         missing: list[int] = []
-        while not self._closed.is_set():
-            left = deadline - time.monotonic()
-            stored = self.last_step or 0
-            wait = min(left, _WATCHFUL_POLL)
-            answer = self._try(last_step=last_step, stored=stored, noticed=True, wait=wait)
+        while not wait.is_closed:
+            is_last, stored = wait.is_over, self.last_step or 0
+            answer = self._try(last_step=last_step, stored=stored, noticed=True, wait=wait.poll())
             is_known = answer is not None and answer["status"] == "stop"
             if answer is not None and is_known:
                 self._store(answer)
                 missing = answer["missing"]
                 if stored and not missing:
                     return
-            if left <= 0 or self._has_failed():
+            if is_last or self._has_failed():
                 break
             if not is_known:
-                self._closed.wait(min(_MIN_PAUSE, left))
+                wait.pause()
         if self.last_step is None:
             _log.warning(
                 "%s: SIGTERM: the other workers could not be told within %g s; trying again at the "
@@ -132,27 +129,26 @@ class StopWatch:
             )
 
     def _watch(self) -> None:
-        pause = _MIN_PAUSE
-        while not self._closed.is_set():
+        wait = Wait(closed=self._closed, poll=_LONG_POLL, longest_pause=_LONGEST_PAUSE)
+        while not wait.is_closed:
             stored = self.last_step or 0
             try:
-                # What is stored is confirmed at once.
+                # A stored step is confirmed at once.
                 answer = self._call(self._request(stored=stored, wait=0 if stored else _LONG_POLL))
             except UnreachableError:
-                self._closed.wait(pause)
-                pause = min(2 * pause, _MAX_PAUSE)
+                wait.pause()
                 continue
             except TfdistError as error:
-                if not self._closed.is_set():
+                if not wait.is_closed:
                     _log.warning("%s: will not learn when the job is to stop: %s", self._who, error)
                 return
+            wait.heard()
             if answer["status"] == "stop":
                 if stored:
                     return
                 self._store(answer)
             elif answer["status"] == "closed":
-                self._closed.wait(pause)
-            pause = _MIN_PAUSE
+                wait.pause()
 
     def _try(self, **fields: Any) -> dict[str, Any] | None:
         try:
@@ -171,7 +167,7 @@ class StopWatch:
             last_step=last_step,
             stored=stored,
             noticed=noticed,
-            wait=max(0.0, wait),
+            wait=wait,
         )
 
     def _store(self, answer: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.control.client import ControlClient
 from tfdist.control.held_calls import ClientContext
+from tfdist.control.waiting import Wait
 from tfdist.data.stream import Batching, Stream
 from tfdist.errors import ClusterConfigError, NotInitializedError, TfdistError
 from tfdist.job import process
@@ -50,7 +51,6 @@ _REPORT_PERIOD, _MIN_PAUSE = 0.5, 0.05
 _RENEWALS = 3
 # Seconds for which one call waits for the end of an epoch. tf.data cannot interrupt it.
 _POLL = 0.5
-_LOG_INTERVAL = 10.0
 # Seconds to wait for the master when this worker leaves.
 _LEAVE_TIMEOUT = 10.0
 
@@ -151,7 +151,7 @@ class Feed:
             if epoch is None or (self._limit is not None and epoch >= self._limit):
                 stream.finish()
                 return
-        next_log = time.monotonic() + _LOG_INTERVAL
+        wait = Wait()
         while True:
             waits = self._feeds.can_wait
             with events.span("task lease", self.name):
@@ -169,8 +169,7 @@ class Feed:
                 self._feeds.watch()
                 yield found
                 continue
-            if time.monotonic() >= next_log:
-                next_log += _LOG_INTERVAL
+            if wait.is_log_due():
                 _log.warning(
                     "%s: queue %r: at the end of epoch %d, waiting for %s",
                     self._feeds.task_name,
@@ -203,9 +202,10 @@ class Feed:
         if not (self._fits or stream.is_pushed):
             return  # reports commit: this worker's own records would wait for the training
         client, timeout = self._open(), self._feeds.timeout
-        begun = moved = seen = time.monotonic()
+        wait = Wait(timeout)
+        seen = time.monotonic()
         before: tuple[tuple[int, ...], int] | None = None
-        trained, next_log = -1, begun + _LOG_INTERVAL
+        trained = -1
         while self._streams[-1] is stream and not stream.is_over:
             idle = not stream.has_batches and not self._in_steps
             pushes.push_accumulated()
@@ -221,18 +221,17 @@ class Feed:
                 if not found:
                     yield True
                 return
-            now = time.monotonic()
             if (found.ranks, found.trained) != before:
-                before, moved = (found.ranks, found.trained), now
+                before = found.ranks, found.trained
+                wait.heard()
             who = self._feeds.cluster.describe_ranks(found.ranks)
-            if now - moved >= timeout and found.ranks != (self._feeds.cluster.rank,):
+            if wait.is_over and found.ranks != (self._feeds.cluster.rank,):
                 raise TfdistError(
                     f"{self._feeds.task_name}: queue {self.name!r}: {found.about} dealt out in the "
                     f"last epoch and are not trained; {who} had them, without any progress for "
                     f"{timeout:g} s"
                 )
-            if now >= next_log:
-                next_log += _LOG_INTERVAL
+            if wait.is_log_due():
                 _log.warning(
                     "%s: queue %r: the last epoch ends when all is trained; waiting for %s: %s "
                     "dealt out",
@@ -373,10 +372,10 @@ class Feed:
 
     def _flush(self, held: Mapping[int, int]) -> None:
         """Waits until the pushes have arrived, and renews the leases meanwhile."""
-        deadline = time.monotonic() + self._feeds.timeout
+        wait = Wait(self._feeds.timeout)
         try:
             while not self._feeds.pushes_have_arrived(self.spec.lease / _RENEWALS):
-                if time.monotonic() >= deadline:
+                if wait.is_over:
                     self._feeds.flush(_POLL)  # raises, and says which server owes an answer
                     return
                 self._open().report(self.name, dict.fromkeys(held, 0))

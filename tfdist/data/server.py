@@ -26,13 +26,13 @@ from tfdist import _providers
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control.interfaces import host_of, is_loopback_name
+from tfdist.control.waiting import Wait
 from tfdist.errors import AddressInUseError, ClusterConfigError, RendezvousTimeoutError, TfdistError
 
 _log = logging.getLogger("tfdist.data")
 _PROTOCOL = "grpc"
 _CONNECT_TIMEOUT = 2.0  # s
 _PAUSE = 0.1  # s between attempts to reach a task that has not started
-_LOG_INTERVAL = 10.0  # s
 # Seconds between two looks at whether the job still runs.
 _WATCH_INTERVAL = 1.0
 # Seconds after a signal in which training may still take elements: it saves before it ends.
@@ -188,21 +188,18 @@ def wait_for(role: str, cluster: Cluster, timeout: float) -> None:
     Raises:
       RendezvousTimeoutError: one does not listen at the deadline.
     """
-    start = time.monotonic()
-    next_log = start + _LOG_INTERVAL
+    wait = Wait(timeout, pause=_PAUSE)
     for index, address in enumerate(cluster.as_dict()[role]):
         name = dataclasses.replace(cluster, task_type=role, task_index=index).task_name
         while not _accepts(address):
-            now = time.monotonic()
-            if now - start > timeout:
+            if wait.is_over:
                 raise RendezvousTimeoutError(
                     f"{cluster.task_name}: expected {name} at {address} to listen within "
                     f"{timeout:g} s: check that task, or raise TFDIST_RENDEZVOUS_TIMEOUT"
                 )
-            if now >= next_log:
+            if wait.is_log_due():
                 _log.warning("%s: waiting for %s at %s", cluster.task_name, name, address)
-                next_log = now + _LOG_INTERVAL
-            time.sleep(_PAUSE)
+            wait.pause()
 
 
 def _accepts(address: str) -> bool:

@@ -12,6 +12,7 @@ from tfdist.control import messages
 from tfdist.control.client import RefusedError, SilentError, UnreachableError
 from tfdist.control.generations import Decision
 from tfdist.control.members import Generation, Member
+from tfdist.control.waiting import Wait
 from tfdist.elastic.joining import Joining
 from tfdist.elastic.peers import Outside, Peers, listed, member_of
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
@@ -38,7 +39,7 @@ class Agreement:
 
     def run(
         self,
-        deadline: float,
+        wait: Wait,
         admits: bool,
         rejoins: bool,
         on_too_few: Callable[[], None] | None,
@@ -46,7 +47,7 @@ class Agreement:
         """Returns the next generation, of which this process is a member.
 
         Args:
-          deadline: monotonic time until which the others may come.
+          wait: for the other members.
           admits: as for `Membership.form`.
           rejoins: as for `Membership.form`.
           on_too_few: as for `Membership.form`.
@@ -62,9 +63,9 @@ class Agreement:
                     return self._joining.run()
                 leader = named or self._find_leader()
                 if leader == self._peers.me:
-                    found: Generation | Member | None = self._lead(deadline, admits, on_too_few)
+                    found: Generation | Member | None = self._lead(wait, admits, on_too_few)
                 else:
-                    found = self._follow(leader, deadline)
+                    found = self._follow(leader, wait)
             except Outside:
                 self._peers.state.become_newcomer()
                 if not rejoins:
@@ -98,14 +99,13 @@ class Agreement:
         )
 
     def _lead(
-        self, deadline: float, admits: bool, on_too_few: Callable[[], None] | None
+        self, wait: Wait, admits: bool, on_too_few: Callable[[], None] | None
     ) -> Generation | None:
         """Waits for the others and forms the next generation; None if another one is to lead."""
         state, probes, timing = self._peers.state, self._peers.probes, self._peers.timing
         state.lead()
         began = time.monotonic()
         patient_until = began + _PATIENCE * self._peers.timeout
-        next_log = began + timing.log
         told = False
         asked_all = False
         survey: list[str] = []
@@ -167,43 +167,39 @@ class Agreement:
             if decision.lacks == "workers" and on_too_few is not None and not told:
                 told = True
                 on_too_few()
-            if now >= deadline:
+            if wait.is_over:
                 raise RendezvousTimeoutError(
                     f"{self._peers.me.name}: {self._why_not_formed(decision)}; waited "
                     f"{self._peers.timeout:g} s (TFDIST_RENDEZVOUS_TIMEOUT)"
                 )
-            if now >= next_log:
+            if wait.is_log_due():
                 _log.warning(
                     "%s: %s; waits at most %.0f s more (TFDIST_RENDEZVOUS_TIMEOUT)",
                     self._peers.me.name,
                     self._why_not_formed(decision),
-                    deadline - now,
+                    wait.remaining,
                 )
-                next_log = now + timing.log
             state.wait(timing.check, changes)
 
-    def _follow(self, leader: Member, deadline: float) -> Generation | Member | None:
+    def _follow(self, leader: Member, wait: Wait) -> Generation | Member | None:
         """Waits at a leader for the next generation.
 
         Returns:
           The generation; or, if another member is to lead, that one, or None if it is unknown.
         """
         self._peers.state.follow(leader)
-        next_log = time.monotonic() + self._peers.timing.log
         waits_for = str(leader)
         while True:
             self._peers.check()
             self._peers.check_outside()
-            now = time.monotonic()
-            if now >= deadline:
+            if wait.is_over:
                 raise RendezvousTimeoutError(
                     f"{self._peers.me.name}: the workers did not meet again within "
                     f"{self._peers.timeout:g} s (TFDIST_RENDEZVOUS_TIMEOUT); waited for {waits_for}"
                 )
-            if now >= next_log:
+            if wait.is_log_due():
                 _log.warning("%s: waits for %s", self._peers.me.name, waits_for)
-                next_log = now + self._peers.timing.log
-            answer = self._call_leader(leader, min(self._peers.poll, deadline - now))
+            answer = self._call_leader(leader, wait.poll())
             if answer is None:
                 return None
             status = answer.get("status")
@@ -225,7 +221,7 @@ class Agreement:
 
     def _call_leader(self, leader: Member, wait: float) -> dict[str, Any] | None:
         """Returns a leader's answer; None if it gives none, and is then passed over for a time."""
-        request = self._peers.form_request(max(0.0, wait))
+        request = self._peers.form_request(wait)
         for attempt in range(2):
             try:
                 return self._peers.probes.call_member(leader, messages.ELASTIC_FORM, request)

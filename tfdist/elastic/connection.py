@@ -14,6 +14,7 @@ from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
 from tfdist.control.members import Generation, Member
 from tfdist.control.signing import data_key
+from tfdist.control.waiting import Wait
 from tfdist.elastic.peers import Again, Peers, listed
 from tfdist.errors import AuthenticationError, ClusterConfigError
 from tfdist.ops import Communicator
@@ -35,13 +36,13 @@ class Connection:
         self._peers = peers
         self._secret = secret
 
-    def run(self, communicator: Communicator, generation: Generation, deadline: float) -> None:
+    def run(self, communicator: Communicator, generation: Generation, wait: Wait) -> None:
         """Exchanges the members' data addresses and connects the communicator.
 
         Args:
           communicator: is given the ranks of the generation.
           generation: the result of round 1.
-          deadline: monotonic time until which the others may come.
+          wait: for the other members; at least the grace period is left to them.
 
         Raises:
           Again: a member has died, or has given the generation up.
@@ -52,11 +53,11 @@ class Connection:
             self._peers.probes.heard_from(member.address)
         communicator.reconfigure(generation.rank(self._peers.me.process), len(generation.members))
         own = f"{self._host}:{communicator.port}"
-        deadline = max(deadline, time.monotonic() + self._peers.timing.grace)
+        wait = self._peers.wait(max(wait.remaining, self._peers.timing.grace))
         if generation.members[0] == self._peers.me:
-            addresses = self._collect_addresses(generation, own, deadline)
+            addresses = self._collect_addresses(generation, own, wait)
         else:
-            addresses = self._ask_for_addresses(generation, own, deadline)
+            addresses = self._ask_for_addresses(generation, own, wait)
         key = data_key(self._secret, generation.job, str(generation.number), generation.salt)
         with self._ending_attempt(communicator, generation):
             try:
@@ -64,7 +65,7 @@ class Connection:
                     key,
                     generation.number,
                     addresses,
-                    max(1.0, deadline - time.monotonic()),
+                    max(1.0, wait.remaining),
                     [member.name for member in generation.members],
                 )
             except tf.errors.OpError as error:
@@ -72,12 +73,11 @@ class Connection:
                     f"generation {generation.number} could not connect: {error.message}"
                 ) from None
 
-    def _collect_addresses(self, generation: Generation, own: str, deadline: float) -> list[str]:
+    def _collect_addresses(self, generation: Generation, own: str, wait: Wait) -> list[str]:
         """Returns the data addresses of the generation that this process leads."""
         state, timing = self._peers.state, self._peers.timing
         state.set_address(generation, own)
         began = time.monotonic()
-        next_log = began + timing.log
         while True:
             self._peers.check()
             changes = state.changes
@@ -88,20 +88,17 @@ class Connection:
             if missing is None:
                 raise Again(f"generation {generation.number} was given up by a member")
             why = self._why_lost(generation, missing, began)
-            now = time.monotonic()
-            if why or now >= deadline:
+            if why or wait.is_over:
                 raise Again(why or f"no data address came from {listed(missing)}")
-            if now >= next_log:
+            if wait.is_log_due():
                 _log.warning("%s: round 2 waits for %s", self._peers.me.name, listed(missing))
-                next_log = now + timing.log
             state.wait(timing.check, changes)
 
-    def _ask_for_addresses(self, generation: Generation, own: str, deadline: float) -> list[str]:
+    def _ask_for_addresses(self, generation: Generation, own: str, wait: Wait) -> list[str]:
         leader = generation.members[0]
         while True:
             self._peers.check()
-            now = time.monotonic()
-            if now >= deadline:
+            if wait.is_over:
                 raise Again(f"no data addresses came from {leader}")
             request = messages.ElasticAddress(
                 protocol=messages.PROTOCOL,
@@ -111,7 +108,7 @@ class Connection:
                 data_address=own,
                 nonce="",
                 proof="",
-                wait=min(self._peers.poll, deadline - now),
+                wait=wait.poll(),
             )
             try:
                 answer = self._peers.probes.call_member(leader, messages.ELASTIC_ADDRESS, request)

@@ -51,36 +51,32 @@ class Founding:
           As `Membership.begin`.
         """
         others = [address for address in self._founders if address != self._peers.me.address]
+        wait = self._peers.wait()
         began = time.monotonic()
-        deadline = began + self._peers.timeout
         self._peers.ask(others, every=0.0)
         while self._peers.probes.under_way(others) and not self._meets_the_job(others, began):
-            if time.monotonic() > began + self._peers.timing.survey:
+            if wait.elapsed > self._peers.timing.survey:
                 break
             self._peers.pause(self._peers.timing.check)
-        next_log = began + self._peers.timing.log
         waiting_for = self._peers.names[self._founders[0]]
         while not self._meets_the_job(others, began):
             for address in others:
                 problem = self._peers.probes.problem(address)
                 if isinstance(problem, (AuthenticationError, RefusedError)):
                     raise problem
-            remaining = deadline - time.monotonic()
-            answer, missing = self.take_part(min(self._peers.timing.probe, remaining))
+            answer, missing = self.take_part(min(self._peers.timing.probe, wait.remaining))
             waiting_for = missing or waiting_for
             if answer == "newcomer":
                 return None
-            now = time.monotonic()
-            if answer != "complete" and now >= deadline:
+            if answer != "complete" and wait.is_over:
                 refusal = self._last_refusal()
                 raise RendezvousTimeoutError(
                     f"{self._peers.me.name}: no founding within {self._peers.timeout:g} s; "
                     f"expected {self._expected()}, still missing: {waiting_for}"
                     + (f"; {refusal}" if refusal else "")
                 )
-            if now >= next_log:
+            if wait.is_log_due():
                 _log.warning("%s: the founding waits for %s", self._peers.me.name, waiting_for)
-                next_log = now + self._peers.timing.log
             self._peers.ask(others, every=self._peers.timing.probe)
         if self._formed is None and self._leads_the_job(began):
             # Perhaps this process is one of the founders, and the answer that says so was lost.

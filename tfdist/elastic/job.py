@@ -37,7 +37,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.config.validation import show
-from tfdist.control import interfaces
+from tfdist.control import interfaces, waiting
 from tfdist.elastic.calls import Calls
 from tfdist.elastic.data_values import differences
 from tfdist.elastic.membership import Membership, World
@@ -50,7 +50,6 @@ from tfdist.elastic.values import (
     broadcast_values,
     fingerprint,
 )
-from tfdist.elastic.waiting import waiting
 from tfdist.errors import TfdistError, brief
 from tfdist.preemption.notice import notice
 
@@ -591,7 +590,8 @@ class ElasticJob:
         """While a newcomer waits for the members' state, its log says so."""
         if not self.is_newcomer:
             return contextlib.nullcontext()
-        return waiting(f"{self.cluster.task_name}: a newcomer: waits for the members' state")
+        text = f"{self.cluster.task_name}: a newcomer: waits for the members' state"
+        return waiting.logged(_log, text)
 
     def _tell_followers(self, world: World) -> None:
         if not self._followers:

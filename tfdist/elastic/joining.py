@@ -38,28 +38,26 @@ class Joining:
           Exception: as for `Membership.form`.
         """
         known = self._peers.others()
-        began = last_met = time.monotonic()
-        next_log = began + self._peers.timing.log
+        wait = self._peers.wait()  # until a member has reached this process
         target: tuple[str, str] | None = None
         is_reached = True
-        seen = began
+        seen = time.monotonic()
         while True:
             self._peers.check()
             now = time.monotonic()
-            if now >= last_met + self._peers.timeout and not is_reached:
+            if wait.is_over and not is_reached:
                 raise RendezvousTimeoutError(
                     f"{self._wait_in_words(target, is_reached)}, for {self._peers.timeout:g} s; "
                     "expected that address to lead here from the hosts of the members"
                 )
-            if now >= last_met + self._peers.timeout:
+            if wait.is_over:
                 raise RendezvousTimeoutError(
                     f"{self._peers.me.name}: no member of the job has answered for "
                     f"{self._peers.timeout:g} s; asked {self._peers.described(known)}"
                 )
-            if now >= next_log:
+            if wait.is_log_due():
                 words = self._wait_in_words(target, is_reached)
-                _log.warning("%s, for %.0f s by now", words, now - began)
-                next_log = now + self._peers.timing.log
+                _log.warning("%s, for %.0f s by now", words, wait.elapsed)
             if target is None:
                 known = self._peers.others()
                 target = self._a_member(known, now)
@@ -85,7 +83,8 @@ class Joining:
             if status:
                 seen = time.monotonic()
             if status == "waiting":
-                last_met = time.monotonic() if is_reached else last_met
+                if is_reached:
+                    wait.heard()
             elif status == "redirect":
                 # A newcomer is not told its id.
                 leader = member_of({**reply["leader"], "process": "unknown"})

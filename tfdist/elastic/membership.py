@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,6 +26,7 @@ from tfdist.control.members import Generation, Member
 from tfdist.control.probes import Probes
 from tfdist.control.server import ControlServer
 from tfdist.control.start_size import StartSize
+from tfdist.control.waiting import Wait
 from tfdist.elastic.agreement import Agreement
 from tfdist.elastic.connection import Connection
 from tfdist.elastic.founding import Founding
@@ -239,17 +241,17 @@ class Membership:
     ) -> World:
         communicator.leave()
         generation, self._founded = self._founded, None
-        deadline = time.monotonic() + self._peers.timeout
+        wait = self._peers.wait()
         self._state.begin_forming(generation)
         try:
             while True:
                 try:
                     if generation is None:
-                        generation = self._agreement.run(deadline, admits, rejoins, on_too_few)
+                        generation = self._agreement.run(wait, admits, rejoins, on_too_few)
                     for member in generation.members:
                         self._peers.learn(member)
-                    self._peers.check_attempts(generation, deadline)
-                    self._connection.run(communicator, generation, deadline)
+                    self._peers.check_attempts(generation, wait)
+                    self._connection.run(communicator, generation, wait)
                     break
                 except Again as failure:
                     _log.info("%s: %s", self._peers.me.name, failure)
@@ -302,9 +304,9 @@ class Membership:
         Args:
           seconds: how long at most.
         """
-        deadline = time.monotonic() + seconds
-        while self._served.is_read and time.monotonic() < deadline:
-            self._peers.closed.wait(self._peers.timing.retry)
+        wait = self._peers.wait(seconds)
+        while self._served.is_read and not wait.is_over and not wait.is_closed:
+            wait.pause()
 
     def record_when_ended(self, call: int) -> Record:
         """Waits until the members have ended a call; returns its record.
@@ -315,31 +317,27 @@ class Membership:
           Exception: as for `record`.
         """
         timing = self._peers.timing
-        self._reader.heard = began = time.monotonic()
-        next_log = began + timing.log
-        pause = timing.retry
+        wait = self._peers.wait(math.inf, longest_pause=timing.probe)
+        self._reader.heard = time.monotonic()
         while True:
             self._peers.check()
             record = self._reader.read(call)
             if record is not None:
                 return record
-            now = time.monotonic()
-            if now > self._reader.heard + timing.grace:
+            if time.monotonic() > self._reader.heard + timing.grace:
                 self.tombstone.check()
                 raise TfdistError(
                     f"{self._peers.me.name}: a newcomer: no member of the job has answered for "
                     f"{timing.grace:g} s, while it waited for what their call number {call} of "
                     "fit, evaluate and predict leaves: start the program again"
                 )
-            if now >= next_log:
+            if wait.is_log_due():
                 _log.warning(
                     "%s: a newcomer: waits until the members have ended call number %d of fit, "
                     "evaluate and predict, for %.0f s by now",
-                    *(self._peers.me.name, call, now - began),
+                    *(self._peers.me.name, call, wait.elapsed),
                 )
-                next_log = now + timing.log
-            self._peers.pause(pause)
-            pause = min(2 * pause, timing.probe)
+            wait.pause()
 
     def watch(
         self,
@@ -415,9 +413,9 @@ class Membership:
                 # Newer Pythons start no thread during shutdown. Silence ends the job's wait, too.
                 _log.warning("%s: leaves without a word to the others", self._peers.me.name)
                 return
-        deadline = time.monotonic() + self._peers.timing.farewell
+        farewell = Wait(self._peers.timing.farewell)
         for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(farewell.remaining)
 
     def _watch(self, communicator: Communicator, stalled: float, silence: float) -> None:
         since: float | None = None

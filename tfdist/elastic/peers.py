@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import threading
-import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from tfdist.control.generations import Generations
 from tfdist.control.members import Generation, Member
 from tfdist.control.messages import MessageError
 from tfdist.control.probes import Answer, Probes
+from tfdist.control.waiting import Wait
 from tfdist.elastic.confirming import Confirming
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError, TfdistError
 
@@ -118,12 +118,12 @@ class Peers:
             return True
         return False
 
-    def check_attempts(self, generation: Generation, deadline: float) -> None:
+    def check_attempts(self, generation: Generation, wait: Wait) -> None:
         """Raises Again, after a pause, if another part of the job may go on without this process.
 
         Args:
           generation: the next one.
-          deadline: monotonic time until which the others may come.
+          wait: for the other members.
 
         Raises:
           RendezvousTimeoutError: the same at the deadline.
@@ -138,7 +138,7 @@ class Peers:
                 f"know whether it has gone on: expected at least half of its living members, "
                 f"missing: {listed(absent)}"
             )
-            if time.monotonic() >= deadline:
+            if wait.is_over:
                 raise RendezvousTimeoutError(
                     f"{why}; waited {self.timeout:g} s (TFDIST_RENDEZVOUS_TIMEOUT)"
                 )
@@ -226,6 +226,22 @@ class Peers:
         """Raises Outside if the job is known to go on without this process."""
         if self.state.is_outside(given_up):
             raise Outside
+
+    def wait(self, timeout: float | None = None, longest_pause: float | None = None) -> Wait:
+        """Begins a wait for other processes, which ends when this process leaves the job.
+
+        Args:
+          timeout: seconds; the rendezvous timeout if None.
+          longest_pause: as in `Wait`.
+        """
+        return Wait(
+            self.timeout if timeout is None else timeout,
+            self.closed,
+            poll=self.poll,
+            pause=self.timing.retry,
+            longest_pause=longest_pause,
+            log_interval=self.timing.log,
+        )
 
     def pause(self, seconds: float) -> None:
         self.closed.wait(seconds)

@@ -20,6 +20,7 @@ from tfdist.control.held_calls import ClientContext
 from tfdist.control.server import ControlServer
 from tfdist.control.signing import data_key
 from tfdist.control.stop_board import StopBoard
+from tfdist.control.waiting import Wait
 from tfdist.errors import ClusterConfigError, Preempted, TfdistError
 from tfdist.ps import step_waits
 from tfdist.ps.checkpoint import files
@@ -232,10 +233,11 @@ class ServerTask:
 
         They would only learn that nobody listens here, and wait for longer.
         """
-        deadline = time.monotonic() + min(_TELL_WAIT, self._settings.rendezvous_timeout)
-        while len(self._informed) < self._cluster.world_size and time.monotonic() < deadline:
-            if self._told_at is not None or self._stop.wait(0.1):
+        wait = Wait(min(_TELL_WAIT, self._settings.rendezvous_timeout), self._stop)
+        while len(self._informed) < self._cluster.world_size and not wait.is_over:
+            if self._told_at is not None or wait.is_closed:
                 return
+            wait.pause()
 
     def _tell_of_tasks(self) -> bool:
         """Logs which records of data tasks are not trained; returns whether none was lost."""

@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from tfdist.control import messages
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.signing import data_key
 from tfdist.control.stop_watch import StopWatch
+from tfdist.control.waiting import LOG_INTERVAL, Wait
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
 from tfdist.ps.checkpoint import snapshot
 from tfdist.ps.config import PsConfig, fingerprint
@@ -29,9 +29,8 @@ from tfdist.ps.stats import rates
 from tfdist.ps.stats.rates import Reading
 
 _log = logging.getLogger("tfdist.ps")
-_LONG_POLL = 5.0
-_RETRY_PAUSE = 0.2
-_LOG_INTERVAL = 10.0
+# Seconds for a server of the same process.
+_LOCAL_TIMEOUT = 5.0
 
 
 class PsWorker:
@@ -217,16 +216,16 @@ class PsWorker:
         # A round of its own, as of a `fit` of one epoch. It is joined again if it has ended without
         # a worker, which may not have connected yet.
         self.fits += 1
-        deadline = time.monotonic() + self.config.epoch_timeout
+        wait = Wait(self.config.epoch_timeout, self.closed)
         while True:
             answer = self.epochs.join_round(Key(self.fits, 0, TRAINING), State())
             came = set() if answer is None else set(answer.ranks)
             absent = [rank for rank in range(self.config.workers) if rank not in came]
             if not absent:
                 return
-            if answer is None or time.monotonic() >= deadline:
+            if answer is None or wait.is_over:
                 break
-            self.closed.wait(_RETRY_PAUSE)
+            wait.pause()
         missing = {} if answer is None else answer.missing
         reasons = [
             f"{self.cluster.describe_rank(rank)} {missing.get(rank, 'has not come')}"
@@ -282,29 +281,27 @@ class PsWorker:
         """Gets a server's data address and connects; waits for a server that is starting."""
         timeout = self._settings.rendezvous_timeout
         name = self._name(server)
-        deadline, next_log = time.monotonic() + timeout, time.monotonic() + _LOG_INTERVAL
+        wait = Wait(timeout, self.closed)
         problem = "no answer yet"
-        while not self.closed.is_set():
-            left = deadline - time.monotonic()
-            if left <= 0:
+        while not wait.is_closed:
+            if wait.is_over:
                 raise RendezvousTimeoutError(
                     f"{self.cluster.task_name}: {name} was not there within {timeout:g} s: "
                     f"{problem}"
                 )
-            if time.monotonic() >= next_log:
+            if wait.is_log_due():
                 _log.warning("%s: waiting for %s (%s)", self.cluster.task_name, name, problem)
-                next_log += _LOG_INTERVAL
-            wait = min(_LONG_POLL, left)
+            poll, remaining = wait.poll(), wait.remaining
             try:
                 answer = self._control[server].call(
-                    messages.ATTACH, self._request(wait), wait, patient=True
+                    messages.ATTACH, self._request(poll), poll, patient=True
                 )
                 if answer["status"] == "attached":
-                    return self._connect(server, answer, max(1.0, left))
+                    return self._connect(server, answer, max(1.0, remaining))
                 problem = "it reads its snapshot"
             except (UnreachableError, tf.errors.OpError) as error:
                 problem = str(error)
-                self.closed.wait(_RETRY_PAUSE)
+                wait.pause()
         raise TfdistError(f"{self.cluster.task_name}: closed while it waited for {name}")
 
     def _request(self, wait: float) -> messages.Attach:
@@ -340,9 +337,9 @@ class PsWorker:
             return None
 
     def _save(self, server: int, number: int) -> dict[str, object]:
-        deadline = time.monotonic() + self._settings.rendezvous_timeout
-        while time.monotonic() < deadline:
-            answer = self._ask_to_save(server, number, _LONG_POLL)
+        wait = Wait(self._settings.rendezvous_timeout)
+        while not wait.is_over:
+            answer = self._ask_to_save(server, number, wait.poll())
             if answer["status"] == "written":
                 return {"file": answer["file"], "bytes": answer["bytes"]}
         raise CheckpointError(f"{self._name(server)} did not finish its snapshot in time")
@@ -364,12 +361,11 @@ class PsWorker:
 
     def _keep(self) -> None:
         """Reconnects to servers whose connection broke, until this worker leaves."""
-        next_line = time.monotonic() + _LOG_INTERVAL
-        while not self.closed.is_set():
+        wait = Wait(closed=self.closed)
+        while not wait.is_closed:
             server = self.client.wait_for_lost(1.0)
-            if time.monotonic() >= next_line:
-                next_line += _LOG_INTERVAL
-                line = self.client.waiting(_LOG_INTERVAL)
+            if wait.is_log_due():
+                line = self.client.waiting(LOG_INTERVAL)
                 if line is not None:
                     _log.warning("%s: %s", self.cluster.task_name, line)
             if server is None or self._leaving.is_set() or self.closed.is_set():
@@ -413,12 +409,12 @@ class LocalPsWorker:
             0, 1, secrets.randbits(63), servers=1, n_push=config.n_push, n_fetch=config.n_fetch
         )
         address = f"127.0.0.1:{self._store.port}"
-        self.client.connect(0, address, key, self._store.incarnation, _LONG_POLL)
+        self.client.connect(0, address, key, self._store.incarnation, _LOCAL_TIMEOUT)
 
     def wait_for_workers(self) -> None:
         """Pushes what is held back: there is no other worker."""
         self.client.push_accumulated()
-        self.client.flush(_LONG_POLL)
+        self.client.flush(_LOCAL_TIMEOUT)
 
     def readings(self) -> list[Reading | None]:
         """As `PsWorker.readings`."""

@@ -6,21 +6,18 @@ import dataclasses
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
 from tfdist.control.client import UnreachableError
+from tfdist.control.waiting import Wait
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
 from tfdist.tasks.description import Description, Spec
 from tfdist.tasks.master import PART
 
 _log = logging.getLogger("tfdist.tasks")
-_LONG_POLL = 5.0
-_RETRY_PAUSE = 0.2
-_LOG_INTERVAL = 10.0
 # Seconds between two calls of a worker that counts records, for which the others wait.
 _KEEP_COUNTING = 3.0
 
@@ -135,17 +132,17 @@ class TaskClient:
           RendezvousTimeoutError: the master did not answer in time.
         """
         self._opened[queue] = spec, describe
-        next_log = time.monotonic() + _LOG_INTERVAL
+        wait = Wait()
         while True:
-            answer = self._send(messages.TASK_OPEN, self._open_request(queue, spec), _LONG_POLL)
+            poll = wait.poll()
+            answer = self._send(messages.TASK_OPEN, self._open_request(queue, spec, poll), poll)
             if answer["status"] == "describe":
                 answer = self._describe(queue, spec, describe)
             elif answer["status"] == "compare":
                 answer = self._tell(queue, spec, Description(spec))
             if answer["status"] == "open":
                 return Opened(answer["seed"], answer["tasks"], answer["records"])
-            if answer["status"] == "waiting" and time.monotonic() >= next_log:
-                next_log += _LOG_INTERVAL
+            if answer["status"] == "waiting" and wait.is_log_due():
                 _log.warning(
                     "%s: queue %r: waiting for %s, which counts the records",
                     self._cluster.task_name,
@@ -245,18 +242,18 @@ class TaskClient:
         parts = [text[i : i + PART] for i in range(0, len(text), PART)]
         answer: dict[str, Any] = {}
         for i, part in enumerate(parts):
-            request = self._open_request(queue, spec, part=i, parts=len(parts), data=part)
+            request = self._open_request(queue, spec, 0.0, i, len(parts), part)
             answer = self._send(messages.TASK_OPEN, request, 0.0)
             if answer["status"] != "received":
                 break
         return answer
 
     def _counting(self, queue: str, spec: Spec) -> _Repeated:
-        request = self._open_request(queue, spec)
+        request = self._open_request(queue, spec, 0.0)
         return _Repeated(lambda: self._call(messages.TASK_OPEN, request, 0.0), _KEEP_COUNTING)
 
     def _open_request(
-        self, queue: str, spec: Spec, part: int = 0, parts: int = 0, data: str = ""
+        self, queue: str, spec: Spec, wait: float, part: int = 0, parts: int = 0, data: str = ""
     ) -> messages.TaskOpen:
         return messages.TaskOpen(
             **self._who,
@@ -265,7 +262,7 @@ class TaskClient:
             part=part,
             parts=parts,
             data=data,
-            wait=0.0 if parts else _LONG_POLL,
+            wait=wait,
         )
 
     def _state_request(self, part: int, parts: int, data: str) -> messages.TaskState:
@@ -292,8 +289,7 @@ class TaskClient:
         self, method: str, request: Any, wait: float, timeout: float | None = None
     ) -> dict[str, Any]:
         """Calls the master, again and again while it cannot be reached."""
-        timeout = self._timeout if timeout is None else timeout
-        deadline, next_log = time.monotonic() + timeout, time.monotonic() + _LOG_INTERVAL
+        retries = Wait(self._timeout if timeout is None else timeout, self._closed)
         while True:
             problem = "it reads its checkpoint"
             try:
@@ -302,23 +298,21 @@ class TaskClient:
                     return answer
             except UnreachableError as error:
                 problem = str(error)
-            if self._closed.is_set():
+            if retries.is_closed:
                 raise TfdistError(f"{self._cluster.task_name}: left while it called {self._master}")
-            now = time.monotonic()
-            if now >= deadline:
+            if retries.is_over:
                 raise RendezvousTimeoutError(
                     f"{self._cluster.task_name}: {self._master}, which deals out the data tasks, "
-                    f"did not answer within {timeout:g} s: {problem}"
+                    f"did not answer within {retries.timeout:g} s: {problem}"
                 )
-            if now >= next_log:
-                next_log += _LOG_INTERVAL
+            if retries.is_log_due():
                 _log.warning(
                     "%s: waiting for %s, which deals out the data tasks (%s)",
                     self._cluster.task_name,
                     self._master,
                     problem,
                 )
-            self._closed.wait(_RETRY_PAUSE)
+            retries.pause()
 
 
 class _Repeated:

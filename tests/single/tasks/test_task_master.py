@@ -11,11 +11,10 @@ from concurrent import futures
 import pytest
 
 from tfdist.config.cluster import Cluster
-from tfdist.control import messages
+from tfdist.control import messages, waiting
 from tfdist.control.client import UnreachableError
 from tfdist.control.held_calls import ClientContext
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError
-from tfdist.tasks import client as task_client
 from tfdist.tasks.client import TaskClient
 from tfdist.tasks.description import Description, Place, Spec
 from tfdist.tasks.master import PART, TaskMaster
@@ -333,7 +332,7 @@ def test_a_report_of_no_leases_is_refused(job, held):
 
 
 def test_a_worker_waits_for_its_master_and_then_says_so(job, caplog, monkeypatch):
-    monkeypatch.setattr(task_client, "_LOG_INTERVAL", 0.3)
+    monkeypatch.setattr(waiting, "LOG_INTERVAL", 0.3)
     client = job.client(1, timeout=1.0)
     client.open("train", RANGES, describing(RANGES))
     job.down = True

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.control.waiting import Wait
 from tfdist.estimator.training.all_reduce import AllReduceWorker, WarmStartHook
 from tfdist.estimator.training.model_dir import end_of_training
 from tfdist.estimator.training.sessions import brief_failures
@@ -103,6 +103,6 @@ def evaluate_checkpoints(estimator: Any, train_spec: Any, eval_spec: Any, execut
 
 def _wait(seconds: float, ended: Callable[[], int | None]) -> None:
     """Waits for a number of seconds, or until the training has ended."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and ended() is None:
-        threading.Event().wait(min(_PAUSE, max(0.0, deadline - time.monotonic())))
+    wait = Wait(seconds, pause=_PAUSE)
+    while not wait.is_over and ended() is None:
+        wait.pause()

@@ -7,12 +7,12 @@ checkpoint, which then contains all their updates.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.control.waiting import Wait
 from tfdist.errors import RendezvousTimeoutError
 
 v1 = tf.compat.v1
@@ -51,14 +51,14 @@ class WorkerStates:
         self._mine.tell(session, self._trains)
         if self._rank == 0:
             return
-        deadline = time.monotonic() + timeout
+        wait = Wait(timeout, pause=_PAUSE)
         while self._states(session)[0] < self._trains:
-            if time.monotonic() > deadline:
+            if wait.is_over:
                 raise RendezvousTimeoutError(
                     f"rank {self._rank}: the chief did not give the parameter servers the model's "
                     f"first values within {timeout:g} s"
                 )
-            time.sleep(_PAUSE)
+            wait.pause()
 
     def end(
         self, session: tf.compat.v1.Session, progress: Callable[[], int], last_step: float
@@ -77,18 +77,19 @@ class WorkerStates:
         self._mine.tell(session, self._ended)
         if self._rank > 0:
             return
-        step, since = progress(), time.monotonic()
+        step, wait = progress(), Wait(self._patience, pause=_PAUSE)
         while True:
             states = self._states(session).values()
             waits = [
                 s for s in states if s < self._ended and (s >= self._trains or step < last_step)
             ]
-            if not waits or time.monotonic() - since > self._patience:
+            if not waits or wait.is_over:
                 break
-            time.sleep(_PAUSE)
+            wait.pause()
             now = progress()
             if now != step:
-                step, since = now, time.monotonic()
+                step = now
+                wait.heard()
         progress()  # includes the last steps of workers that have ended since
 
     def _states(self, session: tf.compat.v1.Session) -> dict[int, int]:

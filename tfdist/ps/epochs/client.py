@@ -5,19 +5,17 @@ from __future__ import annotations
 import base64
 import logging
 import threading
-import time
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
 from tfdist.control.client import ControlClient, UnreachableError
+from tfdist.control.waiting import Wait
 from tfdist.ps.config import fingerprint
 from tfdist.ps.epochs.metric_states import State
 from tfdist.ps.epochs.rounds import Answer, Key
 from tfdist.ps.epochs.service import PART
 
 _log = logging.getLogger("tfdist.ps")
-_LONG_POLL = 5.0
-_RETRY_PAUSE = 0.2
 
 
 class EpochClient:
@@ -60,21 +58,21 @@ class EpochClient:
         """
         text = f"{state.description()}\n{state.encoded()}"
         parts = [text[i : i + PART] for i in range(0, len(text), PART)]
-        has_posted, deadline = False, time.monotonic() + self._timeout
-        while not self._closed.is_set():
+        has_posted, wait = False, Wait(self._timeout, self._closed)
+        while not wait.is_closed:
             try:
                 if has_posted:
-                    answer = self._call(self._request(key, stop, 0, 0, "", _LONG_POLL))
+                    answer = self._call(self._request(key, stop, 0, 0, "", wait.poll()))
                 else:
-                    answer = self._post(key, stop, parts)
+                    answer = self._post(key, stop, parts, wait)
             except UnreachableError as error:
-                if time.monotonic() > deadline:
+                if wait.is_over:
                     self._warn(key, str(error))
                     return None
-                self._closed.wait(_RETRY_PAUSE)
+                wait.pause()
                 has_posted = False
                 continue
-            deadline = time.monotonic() + self._timeout
+            wait.heard()
             has_posted = answer["status"] == "waiting"
             if answer["status"] == "over":
                 return _decoded(answer, state)
@@ -82,15 +80,15 @@ class EpochClient:
                 self._warn(key, answer["reason"])
                 return None
             if answer["status"] == "missing":  # the server was started again
-                self._closed.wait(_RETRY_PAUSE)
+                wait.pause()
         self._warn(key, "this worker is leaving the job")
         return None
 
-    def _post(self, key: Key, stop: bool, parts: list[str]) -> dict:
+    def _post(self, key: Key, stop: bool, parts: list[str], wait: Wait) -> dict:
         answer = {"status": "missing"}
         for i, part in enumerate(parts):
-            wait = _LONG_POLL if i == len(parts) - 1 else 0.0
-            answer = self._call(self._request(key, stop, i, len(parts), part, wait))
+            poll = wait.poll() if i == len(parts) - 1 else 0.0
+            answer = self._call(self._request(key, stop, i, len(parts), part, poll))
             if answer["status"] != "received":
                 break
         return answer

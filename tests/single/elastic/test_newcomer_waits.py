@@ -1,4 +1,4 @@
-"""What the log says of a process that waits."""
+"""Log lines of a newcomer that waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from elastic_members import addresses, closing, founded, joining
 
 from tfdist.config.elastic import Elastic
-from tfdist.elastic.waiting import waiting
 
 pytestmark = pytest.mark.timeout(60)
 LIMITS = Elastic(1, 3, 2)
@@ -20,16 +19,6 @@ def until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
-
-
-def test_a_wait_is_said_at_once_and_again(caplog):
-    caplog.set_level(logging.INFO, "tfdist.elastic")
-    with waiting("worker 3: waits", every=0.05):
-        assert caplog.messages == ["worker 3: waits"]
-        until(lambda: len(caplog.messages) >= 3)
-    said = len(caplog.messages)
-    assert [r.levelname for r in caplog.records] == ["INFO"] + ["WARNING"] * (said - 1)
-    assert caplog.messages[1] == "worker 3: waits, for 0 s by now"
 
 
 def test_a_newcomer_says_what_it_waits_for(caplog):
