@@ -4,11 +4,12 @@
 |---|---|
 | `registry.py` | the list of all changes, and the one place that installs them |
 | `repairs/` | corrections of Keras and TensorFlow, which expire (docs/keras_repairs.md) |
-| `hooks/` | product code: tables' gradients, parameter servers, metrics of an epoch, and more |
+| `hooks/` | product code that is no part of a `fit`: tables' gradients, optimizers, and more |
+| `session/` | one call of `fit`, `evaluate` or `predict`: where it stands, and its participants |
 | `workers.py` | what both ask about strategies and variables |
 | `models.py` | what models of Keras 3 and of tf_keras consist of |
 | `callback.py` | the base class of tfdist's callbacks |
-| `training.py`, `own_state.py`, `exchange.py`, `state_file.py` | where a `fit` stands, in files |
+| `training_state.py`, `own_state.py`, `exchange.py`, `state_file.py` | its state, in files |
 | `backups.py`, `tf_keras_backups.py` | the newest backup, and the one before it |
 | `rank_zero.py`, `noted_saves.py` | what rank 0 does alone, and its successor again |
 | `log_file.py`, `event_files.py` | the files of `CSVLogger` and `TensorBoard` |
@@ -42,6 +43,7 @@ _log = logging.getLogger("tfdist")
 _REPAIRS = "tfdist.keras.repairs"
 _HOOKS = "tfdist.keras.hooks"
 _ELASTIC = f"{_HOOKS}.elastic"
+_SESSION = "tfdist.keras.session"
 _SUBSTITUTES = f"{_HOOKS}.substitutes"
 
 # In the order of installation. Where several replace one function the last is the outermost.
@@ -61,7 +63,6 @@ FOR_STRATEGIES = (
     f"{_ELASTIC}.functions",
     f"{_HOOKS}.shuffling",
     f"{_HOOKS}.epoch_calls",
-    f"{_HOOKS}.positions",
     f"{_HOOKS}.row_weights",
     f"{_SUBSTITUTES}.keras_3",
     f"{_HOOKS}.scalar_losses",
@@ -71,17 +72,13 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.clipping",
     f"{_HOOKS}.saving",
     f"{_HOOKS}.variable_roles",
-    f"{_HOOKS}.server_training",
-    f"{_HOOKS}.epoch_metrics",
-    f"{_HOOKS}.preemption",
-    f"{_HOOKS}.progress",
-    f"{_HOOKS}.epoch_lengths",
     f"{_HOOKS}.data_tasks",
     f"{_HOOKS}.lines",
     f"{_HOOKS}.events",
     f"{_ELASTIC}.accumulation",
-    f"{_ELASTIC}.fit",
-    f"{_ELASTIC}.files",
+    f"{_ELASTIC}.batches",
+    f"{_ELASTIC}.progress_bar",
+    f"{_SESSION}.of_keras_3",
 )
 # Of tf_keras, where a process uses it.
 TABLES_OF_TF_KERAS = (f"{_HOOKS}.tf_keras_tables",)
@@ -93,15 +90,16 @@ FOR_TF_KERAS = (
     f"{_HOOKS}.tf_keras_local_updates",
     f"{_HOOKS}.tf_keras_logs",
     f"{_ELASTIC}.tf_keras_order",
-    f"{_ELASTIC}.tf_keras_data",
-    f"{_ELASTIC}.tf_keras_fit",
-    f"{_ELASTIC}.tf_keras_files",
+    f"{_ELASTIC}.tf_keras_batches",
+    f"{_ELASTIC}.tf_keras_directories",
+    f"{_ELASTIC}.tf_keras_progress_bar",
+    f"{_SESSION}.of_tf_keras",
 )
 # Of KerasTuner, where a process uses it.
 FOR_TUNERS = (f"{_HOOKS}.tuners",)
 # Where there is no strategy.
 FOR_INIT = (f"{_REPAIRS}.compilation",)
-FOR_DATA_TASKS = (f"{_HOOKS}.data_tasks",)
+FOR_DATA_TASKS = (f"{_HOOKS}.data_tasks", f"{_SESSION}.of_keras_3")
 FOR_DISTRIBUTED_OPTIMIZERS = (f"{_REPAIRS}.overflow", f"{_HOOKS}.sample_counts")
 # Of a Keras 3 that is too old for the others.
 FOR_OLD_RELEASES = (f"{_HOOKS}.refusal",)
@@ -178,6 +176,7 @@ def _repair_keras() -> bool:
             keras.__version__,
         )
     registry.install(*FOR_STRATEGIES)
+    _activate(every=True)
     for module in _LAYERS:
         importlib.import_module(module)
     after_import("keras_tuner", _repair_tuners)
@@ -208,6 +207,13 @@ def follow_data_tasks() -> None:
     """Makes `fit`, `evaluate` and `predict` commit the records of `tfdist.data`."""
     if _is_keras_3():
         registry.install(*FOR_DATA_TASKS)
+        _activate(every=False)
+
+
+def _activate(every: bool) -> None:
+    """Lets participants of `fit` take part: all, or those of data tasks alone."""
+    order = importlib.import_module(f"{_SESSION}.order")
+    order.activate(*(order.ALL if every else order.OF_DATA_TASKS))
 
 
 def keep_ops_from_xla() -> None:

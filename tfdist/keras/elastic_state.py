@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.callbacks import BackupAndRestore, ProgbarLogger
 from keras.src.backend.common import global_state
 
 from tfdist.compression.states import is_of_each_process
@@ -36,7 +35,8 @@ from tfdist.keras.models import (
     tf_variable,
 )
 from tfdist.keras.own_state import OwnState
-from tfdist.keras.training import Training, TrainingState
+from tfdist.keras.session.positions import Positions
+from tfdist.keras.training_state import TrainingState
 from tfdist.keras.workers import local_updates_of
 
 _MAX_DESCRIBED = 1000
@@ -83,7 +83,7 @@ class LeftOut(Exception):
 
 
 class ElasticFit:
-    """One `fit` of Keras 3 in an elastic job, the `State` of `tfdist.elastic.job`.
+    """One `fit` in an elastic job, the `State` of `tfdist.elastic.job`.
 
     A member describes its state in a step, when its callbacks have begun the epoch and the step:
 
@@ -93,26 +93,20 @@ class ElasticFit:
 
     So what the newcomer's callbacks do in between, to what a member's have done already, is undone.
 
-    A subclass is one of tf_keras.
-
     Args:
       job: the members.
-      running: where the `fit` stands.
-      callbacks: its `CallbackList`.
+      positions: where the `fit` stands; its callbacks have begun.
 
     Attributes:
       meeting: the callbacks after whose calls the members meet.
     """
 
-    backup_type: type = BackupAndRestore
-    # Callbacks whose attributes are a worker's own.
-    of_each_worker: tuple[type, ...] = (ProgbarLogger,)
-
-    def __init__(self, job: ElasticJob, running: Training, callbacks: Any) -> None:
+    def __init__(self, job: ElasticJob, positions: Positions) -> None:
         self._job = job
-        self._running = running
-        self._callbacks = callbacks
-        self.meeting = rank_zero.meeting(callbacks.callbacks)
+        self._positions = positions
+        self._session = positions.session
+        self._callbacks = positions.session.callbacks
+        self.meeting = rank_zero.meeting(self._callbacks.callbacks)
         self._handles: list[tf.Tensor] = []
         self._description: dict[str, str] = {}
         self._has_restored = False
@@ -125,7 +119,7 @@ class ElasticFit:
     @property
     def model(self) -> Any:
         """The model that is trained."""
-        return self._running.model
+        return self._session.model
 
     def begin(self) -> None:
         """Takes the state of rank 0; a newcomer waits for the members, and takes theirs.
@@ -135,10 +129,10 @@ class ElasticFit:
           LeftOut: the members have ended this `fit`.
           Exception: as for `ElasticJob.run`.
         """
-        model = self._running.model
+        model = self._session.model
         job = self._job
         job.state = self
-        data = self._running.dataset
+        data = self._positions.dataset
         step = getattr(model.train_function, "elastic_step", None)
         if step is None:
             raise ValueError(
@@ -151,11 +145,11 @@ class ElasticFit:
         self._handles = _handles(model, concrete, step.further_handles())
         self._contents = self._compared()
         self._callback_states = CallbackStates(
-            self._callbacks.callbacks, self.of_each_worker, _bytes(self._handles)
+            self._callbacks.callbacks, self._session.keras.of_each_worker, _bytes(self._handles)
         )
         # A newcomer that differs is refused; the members go on.
         fit = f"of fit number {job.calls.fits + 1}"
-        rows = self._running.rows
+        rows = self._positions.rows
         description = self._description = {
             f"variables {fit}": _variables_in_words(self._handles),
             f"batches {fit}": _shortened(f"{int(data.cardinality())} of {data.element_spec}"),
@@ -240,26 +234,18 @@ class ElasticFit:
             return
         self._has_restored = True
         for callback in self._backups():
-            self.restore_from(callback)
-        if self._running.resumed is not None:
+            self._session.keras.restore(callback, self._positions)
+        if self._positions.resumed is not None:
             # The other members receive the sums of metrics, too.
-            self._running.resumed.own.restore(self._running.model, metrics=True)
+            self._positions.resumed.own.restore(self._session.model, metrics=True)
 
     def _backups(self) -> list[Any]:
-        return [c for c in self._callbacks.callbacks if isinstance(c, self.backup_type)]
-
-    def restore_from(self, backup: Any) -> None:
-        """Goes on from the backup of a callback of `backup_type`, if there is one."""
-        backup.restores_for_all = True
-        backup.on_train_begin()
-
-    def save_to(self, backup: Any) -> None:
-        """Lets a callback of `backup_type` save."""
-        backup._save_model()
+        kind = self._session.keras.backup_type
+        return [callback for callback in self._callbacks.callbacks if isinstance(callback, kind)]
 
     def why_not_again(self) -> str | None:
         """Why another `fit` of this process cannot read the same batches; `None` if it can."""
-        return self._running.why_not_again()
+        return self._positions.why_not_again()
 
     def handles(self) -> Sequence[tf.Tensor]:
         """See `State`."""
@@ -267,15 +253,15 @@ class ElasticFit:
 
     def describe(self) -> bytes:
         """See `State`."""
-        with self._running.before_step():
-            position = self._running.position
+        with self._positions.before_step():
+            position = self._positions.position
         assert self._callback_states is not None
         arrays: dict[str, np.ndarray] = {
             "position": np.array(position.to_json()),
             "callbacks": np.frombuffer(self._callback_states.describe(), np.uint8),
             "random": np.frombuffer(random_state.packed(), np.uint8),
-            "stops": np.array(bool(self._running.model.stop_training)),
-            "is_in_step": np.array(self._running.is_in_step),
+            "stops": np.array(bool(self._session.model.stop_training)),
+            "is_in_step": np.array(self._session.in_step > 0),
             "values": np.array(self._values, np.float64),
             "of rank 0": np.array(rank_zero.describe(self._callbacks.callbacks)),
         }
@@ -289,8 +275,8 @@ class ElasticFit:
         self._job.check_values(self._values, received.data, "the other members")
         self._take(received)
         # Keras sets metrics to zero when an epoch begins.
-        own = OwnState.of(self._running.model, of_all=False)
-        self._running.go_on_from(TrainingState(position, own), beside_others=True)
+        own = OwnState.of(self._session.model, of_all=False)
+        self._positions.go_on_from(TrainingState(position, own), beside_others=True)
         self._received = received if is_in_step else None
         if self._contents is not None:
             self._contents.note_joining()
@@ -329,13 +315,13 @@ class ElasticFit:
         """Whether members compare their variables at all; they do not if workers train alone."""
         return self._contents is not None
 
-    def compares(self, reads: Any) -> bool:
+    def compares(self, data: Any) -> bool:
         """Whether members compare their variables after an epoch's steps.
 
         Args:
-          reads: Keras's iterator of the steps; that of a validation does not train.
+          data: Keras's iterator of the steps; that of a validation does not train.
         """
-        return self.has_contents and self._running.reads is reads
+        return self.has_contents and self._session.data is data
 
     def compare(self, always: bool = False) -> None:
         """Compares the contents of the members' variables; see `Contents.compare`.
@@ -344,13 +330,13 @@ class ElasticFit:
           always: whether to do so in any case, as after the last epoch.
         """
         if self._contents is not None:
-            is_last = self._running.epoch + 1 >= self._callbacks.params["epochs"]
-            stops = bool(self._running.model.stop_training)
+            is_last = self._session.epoch + 1 >= self._callbacks.params["epochs"]
+            stops = bool(self._session.model.stop_training)
             self._contents.compare(always or is_last or stops)
 
     def _compared(self) -> Contents | None:
         """The variables that are equal on all members; `None` if workers train alone."""
-        model = self._running.model
+        model = self._session.model
         if local_updates_of(model.distribute_strategy) is not None:
             return None
         handles = [handle for handle in self._handles if not is_of_each_process(handle)]
@@ -366,15 +352,15 @@ class ElasticFit:
         assert self._callback_states is not None
         assign_values(self._handles, received.values)
         self._callback_states.restore(received.callbacks)
-        self._running.model.stop_training = received.stops
+        self._session.model.stop_training = received.stops
         random_state.restore(received.random)
         rank_zero.restore(self._callbacks.callbacks, received.of_rank_0)
 
     def save(self) -> None:
         """See `State`."""
-        with self._running.before_step():
+        with self._positions.before_step():
             for callback in self._backups():
-                self.save_to(callback)
+                self._session.keras.save_here(callback, self._positions)
 
 
 def state_of_newcomer(job: ElasticJob) -> ElasticFit | None:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfdist import ops
 from tfdist.elastic.job import ElasticJob, Unit
-from tfdist.keras import training
+from tfdist.keras.session.session import newest_fit
 from tfdist.keras.workers import elastic_job_of, local_updates_of
 
 _NUMBERS = (bool, int, float, type(None))
@@ -62,7 +62,7 @@ def owe(model: Any, what: str, call: Callable[[], None]) -> None:
     """
     job = elastic_job_of(model.distribute_strategy)
     # A newcomer gets the state of a later place. Outside of fit no unit would drop the call.
-    if job is not None and not job.is_newcomer and training.newest() is not None:
+    if job is not None and not job.is_newcomer and newest_fit() is not None:
         job.owed.add(what, call)
 
 
@@ -76,14 +76,14 @@ def by_rank_0(model: Any, what: str, call: Callable[[], None]) -> None:
 
 def will_meet(callback: Any) -> ElasticJob | None:
     """The members who meet after the callback's present call; `None` if they do not."""
-    model, running = getattr(callback, "model", None), training.newest()
-    if model is None or running is None:
+    model, fit = getattr(callback, "model", None), newest_fit()
+    if model is None or fit is None:
         return None
     job = elastic_job_of(model.distribute_strategy)
     if job is None or not job.can_meet:
         return None
     # Workers that train alone do not meet in the middle of an epoch.
-    if local_updates_of(model.distribute_strategy) is not None and running.batch:
+    if local_updates_of(model.distribute_strategy) is not None and fit.batch:
         return None
     known = getattr(job.state, "meeting", ())
     return job if any(each is callback for each in known) else None
@@ -102,8 +102,8 @@ def meet(callback: Any, call: Callable[[], Any] | None = None) -> Any:
     Raises:
       Exception: as for `ElasticJob.run`.
     """
-    job, running = will_meet(callback), training.newest()
-    if job is None or running is None:
+    job, fit = will_meet(callback), newest_fit()
+    if job is None or fit is None:
         return None
     communicator, name = job.communicator, f"a call of {type(callback).__qualname__}"
 
@@ -111,7 +111,7 @@ def meet(callback: Any, call: Callable[[], Any] | None = None) -> Any:
         with tf.device("/device:CPU:0"):
             ops.all_reduce(tf.constant(0), communicator, "max", label=name)
 
-    running.step_is_done()
+    fit.step_is_done()
     # A member that leaves after the step is still here.
     return job.run(Unit(name, call or wait, lets_leave=False))
 

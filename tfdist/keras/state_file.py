@@ -37,7 +37,8 @@ from tfdist.data.position import InputPosition
 from tfdist.keras import exchange
 from tfdist.keras.models import model_variables, optimizer_variables
 from tfdist.keras.own_state import OwnState
-from tfdist.keras.training import TrainingState, training_of
+from tfdist.keras.session.positions import positions_of
+from tfdist.keras.training_state import TrainingState
 from tfdist.keras.workers import rank_of, term_of
 from tfdist.ops.trace import events
 
@@ -186,8 +187,8 @@ def go_on_from_file(model: Any, path: Any) -> None:
         tfdist has been made before `fit`.
       tf.errors.OpError: it cannot be read; NotFoundError: there is no such file.
     """
-    running = training_of(model)
-    if running is None:
+    positions = positions_of(model)
+    if positions is None:
         raise ValueError(
             f"ResumeFrom({os.fspath(path)!r}): expected a fit of Keras 3 that began after a "
             f"strategy of tfdist was made, received one of {type(model).__module__}"
@@ -199,7 +200,7 @@ def go_on_from_file(model: Any, path: Any) -> None:
             "BackupAndRestore wrote in fit, after a strategy of tfdist was made, received one "
             "without a position in the data"
         )
-    running.go_on_from(unpacked(content))
+    positions.go_on_from(unpacked(content))
 
 
 def _read_hdf5(file: BinaryIO) -> bytes | None:

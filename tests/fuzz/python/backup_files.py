@@ -14,7 +14,7 @@ import numpy as np
 from tfdist.data.position import InputPosition
 from tfdist.keras import state_file
 from tfdist.keras.own_state import OwnState
-from tfdist.keras.training import TrainingState
+from tfdist.keras.training_state import TrainingState
 
 
 def run(data: bytes) -> None:

@@ -14,7 +14,7 @@ from tfdist.atomic_files import Term
 from tfdist.data.position import InputPosition
 from tfdist.keras import state_file
 from tfdist.keras.own_state import OwnState
-from tfdist.keras.training import TrainingState
+from tfdist.keras.training_state import TrainingState
 
 
 @pytest.fixture

@@ -1,22 +1,14 @@
-"""`LocalUpdateStrategy`: workers apply their own gradients; epochs end with a synchronization."""
+"""`LocalUpdateStrategy`: workers apply their own gradients."""
 
 from __future__ import annotations
-
-import threading
-from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from tfdist.keras.elastic_local_steps import LocalElasticStep
-from tfdist.keras.hooks.preemption import stop_after_round_of_fit
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import local_updates, local_updates_of
-
-_thread = threading.local()
 
 
 @hooks(BaseOptimizer, "apply")
@@ -52,32 +44,3 @@ def log_own_steps(original, values, strategy, reduction):
     if reduction != "auto" or local is None or not local.has_trained:
         return original(values, strategy, reduction)
     return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], values)
-
-
-@hooks(TensorFlowTrainer, "evaluate")
-def note_evaluation(original, self, *args, **kwargs):
-    """An evaluation in the middle of an epoch is that of the workers' own variables."""
-    before = getattr(_thread, "evaluates", False)
-    _thread.evaluates = True
-    try:
-        return original(self, *args, **kwargs)
-    finally:
-        _thread.evaluates = before
-
-
-@hooks(TensorFlowTrainer, "_get_metrics_result_or_logs")
-def synchronize_epoch(original, self, logs):
-    """An epoch of `fit` with `LocalUpdateStrategy` ends with a synchronization.
-
-    Its logs have the residuals of the rule, if it has some.
-    """
-    local: Any = local_updates_of(self.distribute_strategy)
-    if local is None or getattr(_thread, "evaluates", False):
-        return original(self, logs)
-    step = getattr(self.train_function, "elastic_step", None)
-    if isinstance(step, LocalElasticStep):
-        step.end_round()
-        stop_after_round_of_fit(self)
-    else:
-        local.synchronize()
-    return {**original(self, logs), **local.residuals()}

@@ -9,11 +9,17 @@ import tensorflow as tf
 from keras import optimizers
 from keras.src.backend import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdist import ops
 from tfdist.keras.hooks import clipping
 from tfdist.keras.registry import hooks
-from tfdist.keras.workers import decide_where_it_runs, is_on_servers, replica_on_servers
+from tfdist.keras.workers import (
+    decide_where_it_runs,
+    is_on_servers,
+    replica_on_servers,
+    trains_on_servers,
+)
 
 _Kind = ops.OptimizerKind
 
@@ -120,3 +126,16 @@ def _bindings(optimizer: TFOptimizer, variables: Sequence[tf.Variable]) -> list[
         decays = optimizer.weight_decay is not None and optimizer._use_weight_decay(variable)
         bindings.append((variable, slots, float(optimizer.weight_decay) if decays else 0.0))
     return bindings
+
+
+@hooks(BaseOptimizer, "finalize_variable_values")
+def wait_for_final_averages(original, self, var_list):
+    """With "sync" the workers wait for the moving averages that end `fit`.
+
+    `fit` ends by replacing variables by their moving averages, outside any step. Servers take such
+    values from the chief alone. A faster worker would go on with the variables of the last step.
+    """
+    original(self, var_list)
+    strategy = self._distribution_strategy
+    if self.use_ema and trains_on_servers(strategy) and strategy.extended.shares_batches:
+        strategy.extended.parameters.all_reduce(tf.zeros([]), None)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
 from tensorflow.python.eager import context
@@ -32,12 +31,12 @@ _strategy = contextvars.ContextVar("strategy", default=None)
 _DRAWN = -1  # the seed of a worker that has none
 
 
-@hooks(TFEpochIterator, "__init__")
-def note_strategy(original, self, distribute_strategy=None, *args, **kwargs):
-    """The adapter of arrays learns which strategy they are for."""
-    before = _strategy.set(distribute_strategy)
+@contextlib.contextmanager
+def for_strategy(strategy: tf.distribute.Strategy | None) -> Iterator[None]:
+    """Within it adapters of arrays learn which strategy they are made for."""
+    before = _strategy.set(strategy)
     try:
-        original(self, distribute_strategy, *args, **kwargs)
+        yield
     finally:
         _strategy.reset(before)
 

@@ -1,4 +1,4 @@
-"""`fit` of tf_keras: order of arrays, weights of rows, own batches, metrics, SIGTERM, saving."""
+"""Training of tf_keras: order of arrays, weights of rows, statistics, metrics, saving."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import contextlib
 
 import tensorflow as tf
 import tf_keras
-from tf_keras.src.callbacks import CallbackList
-from tf_keras.src.distribute.worker_training_state import WorkerTrainingState
-from tf_keras.src.engine.data_adapter import DataHandler, TensorLikeDataAdapter
+from tf_keras.src.engine.data_adapter import TensorLikeDataAdapter
 from tf_keras.src.layers.normalization.batch_normalization import BatchNormalizationBase
 from tf_keras.src.saving.legacy import hdf5_format
 from tf_keras.src.utils import losses_utils
 
 from tfdist.keras import scalar_losses
-from tfdist.keras.hooks import epoch_metrics, preemption, progress, row_weights
-from tfdist.keras.hooks.epoch_lengths import lengths_vary
+from tfdist.keras.hooks import row_weights, variable_roles
 from tfdist.keras.hooks.saving import refuse_tables
 from tfdist.keras.hooks.shuffling import common_seed, global_seed
 from tfdist.keras.registry import hooks
 from tfdist.keras.variables_of_others import refuse_variables_of_others
-from tfdist.keras.workers import has_peers, replica_with_peers, trains_on_servers
+from tfdist.keras.workers import has_peers, replica_with_peers
 
 
 @hooks(TensorLikeDataAdapter, "__init__")
@@ -106,122 +103,7 @@ def refuse_whole_hdf5(original, layer):
     return weights
 
 
-@hooks(DataHandler, "_infer_steps")
-def count_own_batches(original, self, steps, dataset):
-    """`fit` expects this worker's number of batches where batches are dealt to the workers.
-
-    tf_keras counts a dataset's batches before its strategy deals them out, and would end training
-    when this worker's are over.
-    """
-    batches = original(self, steps, dataset)
-    strategy = tf.distribute.get_strategy()
-    if steps is not None or batches is None or not trains_on_servers(strategy):
-        return batches
-    if not strategy.extended.deals_out(dataset):
-        return batches
-    if self._adapter.should_recreate_iterator():
-        return strategy.extended.own_batches(batches)
-    # Arrays are repeated before they are dealt out: this worker's share differs by epoch.
-    return max(1, batches // strategy.extended.config.workers)
-
-
-@hooks(DataHandler, "catch_stop_iteration")
-@contextlib.contextmanager
-def end_with_the_data(original, self):
-    """In a job with data workers each epoch lasts until its data ends; see `epoch_lengths`."""
-    known = self._inferred_steps
-    with original(self):
-        yield
-    if lengths_vary(tf.distribute.get_strategy()):
-        self._inferred_steps = known
-
-
 @hooks(tf_keras.metrics.Metric, "add_weight")
 def keep_metrics_local(original, self, *args, **kwargs):
-    """The state of metrics stays with the worker; see `epoch_metrics.keep_local`."""
-    return epoch_metrics.keep_local(original, self, *args, **kwargs)
-
-
-@hooks(tf_keras.Model, "fit")
-def fit_together(original, self, *args, **kwargs):
-    """The epochs of `fit` end on all workers together; see `epoch_metrics.fit_together`."""
-    return epoch_metrics.fit_together(original, self, *args, **kwargs)
-
-
-@hooks(tf_keras.Model, "evaluate")
-def evaluate_in_fit(original, self, *args, **kwargs):
-    """`fit` logs the mean of the workers' evaluations; see `epoch_metrics.evaluate_in_fit`."""
-    return epoch_metrics.evaluate_in_fit(original, self, *args, **kwargs)
-
-
-@hooks(tf_keras.Model, "_validate_and_get_metrics_result")
-def result_of_all(original, self, logs):
-    """`fit` logs the metrics of all workers; see `epoch_metrics.result_of_all`."""
-    return epoch_metrics.result_of_all(original, self, logs)
-
-
-@hooks(tf_keras.Model, "fit")
-def stop_at_notice(original, self, *args, **kwargs):
-    """SIGTERM ends `fit` after a step; see `preemption.stop_at_notice`."""
-    return preemption.fit_until_notice(original, _Fit, self, *args, **kwargs)
-
-
-@hooks(CallbackList, "on_train_begin")
-def note_callbacks(original, self, logs=None):
-    """`fit` knows its callbacks, which save after SIGTERM."""
-    preemption.note_callbacks_of_fit(self)
-    return original(self, logs)
-
-
-@hooks(CallbackList, "on_epoch_begin")
-def note_epoch(original, self, epoch, logs=None):
-    """What is saved after SIGTERM has the number of the epoch."""
-    preemption.note_epoch_of_fit(self, epoch)
-    return original(self, epoch, logs)
-
-
-@hooks(CallbackList, "on_train_batch_end")
-def stop_after_step(original, self, batch, logs=None):
-    """After the callbacks of a step `fit` may stop."""
-    original(self, batch, logs)
-    preemption.stop_after_step_of_fit(self, batch)
-
-
-@hooks(CallbackList, "on_train_end")
-def stop_at_end(original, self, logs=None):
-    """Before `fit` ends, all workers may stop; see `preemption.stop_at_end`."""
-    preemption.stop_at_end_of_fit(self)
-    return original(self, logs)
-
-
-@hooks(CallbackList, "on_train_batch_end")
-def note_loss(original, self, batch, logs=None):
-    """The dashboard shows the loss of each step of `fit`."""
-    progress.note_loss_of_fit(self, logs)
-    return original(self, batch, logs)
-
-
-@hooks(CallbackList, "on_train_end")
-def report_stragglers(original, self, logs=None):
-    """At the end of `fit` the log says for whom this worker has waited."""
-    progress.report_stragglers_of_fit(self)
-    return original(self, logs)
-
-
-class _Fit(preemption.Fit):
-    """One `fit` of tf_keras."""
-
-    backup_type = tf_keras.callbacks.BackupAndRestore
-
-    def _save_with(self, backup, epoch, batch):
-        state = getattr(backup, "_training_state", None)
-        if state is None:
-            state = WorkerTrainingState(self.model, backup.backup_dir, backup.save_freq)
-        # It goes on with the batch after the saved one, or only with the epoch after it.
-        if backup.save_freq == "epoch":
-            epoch, batch = epoch - 1, state.CKPT_SAVED_BATCH_UNUSED_VALUE
-        elif batch is None:
-            epoch, batch = epoch - 1, self.batch
-        state._ckpt_saved_epoch.assign(epoch)
-        state._ckpt_saved_batch.assign(batch)
-        state.back_up(epoch, batch)
+    """The state of metrics stays with the worker; see `variable_roles.keep_local`."""
+    return variable_roles.keep_local(original, self, *args, **kwargs)

@@ -5,6 +5,7 @@ See `tfdist.ps.variable_scopes`. TensorFlow learns neither from Keras 3.
 
 from __future__ import annotations
 
+from keras.metrics import Metric
 from keras.optimizers import LossScaleOptimizer
 from keras.random import SeedGenerator
 from keras.src.backend import Variable
@@ -51,3 +52,10 @@ def keep_random_state(original, self, *args, **kwargs):
     """The states of random generators are each worker's own."""
     with made_as(Role.UNSHARED):
         original(self, *args, **kwargs)
+
+
+@hooks(Metric, "add_variable")
+def keep_local(original, self, *args, **kwargs):
+    """The state of metrics stays with the worker, also where replicas would read its mean."""
+    with made_as(Role.UNSHARED):
+        return original(self, *args, **kwargs)

@@ -9,11 +9,11 @@ import functools
 
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
-from tfdist.keras import training
 from tfdist.keras.elastic_local_steps import LocalElasticStep
 from tfdist.keras.elastic_steps import ElasticStep, execution, predicted
 from tfdist.keras.hooks.row_weights import is_weighted
 from tfdist.keras.registry import hooks
+from tfdist.keras.session.positions import positions_of
 from tfdist.keras.workers import elastic_job_of, local_updates_of
 
 
@@ -33,8 +33,8 @@ def make_units_of_work(original, self, step_function):
         step = ElasticStep(self, job, name, step_function, admits=trains)
 
     def where() -> str:
-        running = training.training_of(self) if trains else None
-        return "a step" if running is None else running.describe()
+        positions = positions_of(self) if trains else None
+        return "a step" if positions is None else positions.describe()
 
     return execution(step, name, lambda: self.steps_per_execution, where)
 

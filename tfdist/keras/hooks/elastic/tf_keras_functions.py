@@ -13,9 +13,9 @@ import tf_keras
 from tensorflow.python.autograph.core import ag_ctx
 
 from tfdist.elastic.job import ElasticJob
-from tfdist.keras import training
 from tfdist.keras.elastic_steps import ElasticStep, execution, predicted
 from tfdist.keras.registry import hooks
+from tfdist.keras.session.positions import positions_of
 from tfdist.keras.workers import elastic_job_of, local_updates_of
 
 
@@ -30,8 +30,8 @@ def make_units_of_work(original, self, force=False):
         step = _step(self, job, "train_step", self._train_counter, admits=True)
 
         def where() -> str:
-            running = training.training_of(self)
-            return "a step" if running is None else running.describe()
+            positions = positions_of(self)
+            return "a step" if positions is None else positions.describe()
 
         self.train_function = execution(step, "train_step", _steps_of(self), where)
     return self.train_function

@@ -1,0 +1,15 @@
+"""One call of `fit`, `evaluate` or `predict`: where it stands, and its participants.
+
+| File | Holds |
+|---|---|
+| `session.py` | calls of this thread; a `FitSession` has the only counters |
+| `participant.py` | the protocol of participants, drawn in time |
+| `order.py` | the list of participants, with a reason for each place |
+| `calls.py` | the dispatch of calls, data, steps and results to the participants |
+| `of_keras_3.py`, `of_tf_keras.py` | all replaced functions of `fit`; differences |
+| `files_of_keras_3.py`, `files_of_tf_keras.py` | backups, checkpoints |
+| `elastic_calls.py` | which calls a process of an elastic job makes, and which it leaves out |
+| the others | one participant each |
+
+A participant does not ask which Keras it is in, and no other module replaces a function of `fit`.
+"""

@@ -1,0 +1,124 @@
+"""Calls of `fit`, `evaluate` and `predict` of any Keras, each in a session of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.keras.session.adapter import Adapter
+from tfdist.keras.session.elastic_calls import call_among_members
+from tfdist.keras.session.order import participants_of
+from tfdist.keras.session.session import FitSession, Session, newest, running
+from tfdist.keras.workers import elastic_job_of
+
+# How a collective fails when another worker has ended.
+_LOST_PEERS = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)
+
+
+def call(
+    kind: str, keras: Adapter, original: Any, model: Any, args: tuple, kwargs: dict[str, Any]
+) -> Any:
+    """Calls a function of a Keras, with all participants.
+
+    Args:
+      kind: the function's name.
+      keras: the Keras.
+      original: the function.
+      model: its first argument.
+      args, kwargs: the others.
+
+    Returns:
+      The function's result.
+    """
+    try:
+        bound = inspect.signature(original).bind(model, *args, **kwargs)
+    except TypeError:  # the call says why
+        return original(model, *args, **kwargs)
+    bound.apply_defaults()
+    first = next(iter(bound.arguments))
+    given = {name: value for name, value in bound.arguments.items() if name != first}
+
+    def with_arguments(arguments: dict[str, Any]) -> Any:
+        bound.arguments.update(arguments)
+        return original(*bound.args, **bound.kwargs)
+
+    def make() -> Any:
+        session = _session(kind, keras, model, model.distribute_strategy, dict(given))
+        return session.run(with_arguments, _LOST_PEERS)
+
+    job = elastic_job_of(model.distribute_strategy)
+    return make() if job is None else call_among_members(kind, keras, job, model, given, make)
+
+
+def open_data(keras: Adapter, data: Any, strategy: Any, make: Callable[[Any], None]) -> None:
+    """Makes an iterator of a Keras, with the participants of the newest call.
+
+    Args:
+      keras: the Keras.
+      data: the iterator, which is not made yet.
+      strategy: distributes the data.
+      make: makes the iterator for a strategy.
+    """
+    with _session_of_data(keras, strategy) as session:
+        for one in reversed(session.participants):
+            make = _opening(one, data, make)
+        make(strategy)
+
+
+@contextlib.contextmanager
+def _session_of_data(keras: Adapter, strategy: Any) -> Iterator[Session]:
+    session = newest()
+    if session is not None and session.strategy is strategy:
+        yield session
+        return
+    # A `fit` of the user's own reads data outside of any call.
+    session = _session("data", keras, None, strategy, {})
+    with running(session):
+        yield session
+
+
+def _opening(one: Any, data: Any, make: Callable[[Any], None]) -> Callable[[Any], None]:
+    return lambda strategy: one.open_data(data, strategy, make)
+
+
+def steps_of(data: Any, steps: contextlib.AbstractContextManager[Any]) -> Any:
+    """Returns a context manager around the steps of the newest call.
+
+    Args:
+      data: Keras's iterator.
+      steps: Keras's own context manager.
+    """
+    session = newest()
+    for one in reversed(session.participants if session is not None else ()):
+        steps = one.end_steps(steps, data)
+    return steps
+
+
+def results_of(model: Any, logs: Any, make: Callable[[Any], Any]) -> Any:
+    """Returns the logs of an epoch, of a validation, or of an evaluation.
+
+    Args:
+      model: the model.
+      logs: those of the last step; empty if there was none.
+      make: takes them; returns Keras's own.
+    """
+    session = newest()
+    if session is None or session.model is not model:
+        return make(logs)
+    if isinstance(session, FitSession):
+        return session.results(logs, make, of_validation=False)
+    validated = session.validated_fit
+    return make(logs) if validated is None else validated.results(logs, make, of_validation=True)
+
+
+def _session(
+    kind: str, keras: Adapter, model: Any, strategy: Any, arguments: dict[str, Any]
+) -> Session:
+    session_type = FitSession if kind == "fit" else Session
+    session = session_type(kind, keras, model, strategy, arguments)
+    session.participants = participants_of(session)
+    return session

@@ -1,0 +1,115 @@
+"""Elastic training around the steps: the data, the beginning of `fit`, and the end of an epoch.
+
+Each member reads whole batches. Before any member calls what follows the steps of an epoch, all
+have done all steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.data.order import order_of_each_process
+from tfdist.elastic.job import ElasticJob, Unit
+from tfdist.keras.elastic_state import ElasticFit, state_of_newcomer
+from tfdist.keras.session.participant import Participant
+from tfdist.keras.session.positions import positions_in
+from tfdist.keras.session.session import FitSession, Session
+from tfdist.keras.workers import elastic_job_of
+
+_Policy = tf.data.experimental.AutoShardPolicy
+
+
+class Elastic(Participant[Session]):
+    """The part of an elastic job in a call."""
+
+    def __init__(self, session: Session, job: ElasticJob) -> None:
+        super().__init__(session)
+        self._job = job
+
+    @classmethod
+    def of(cls, session: Session) -> Elastic | None:
+        """Returns the participant, if it takes part."""
+        job = elastic_job_of(session.strategy)
+        return None if job is None else cls(session, job)
+
+    def open_data(self, data: Any, strategy: Any, make: Callable[[Any], None]) -> None:
+        """All workers read whole batches; each step cuts them anew."""
+        make(WholeBatches)
+
+    def begin_fit(self) -> None:
+        """`fit` begins with the state of rank 0, or of the members of a running job."""
+        session = self.session
+        positions = positions_in(session)
+        if isinstance(session, FitSession) and positions is not None and session.data is not None:
+            ElasticFit(self._job, positions).begin()
+
+    def end_steps(
+        self, steps: contextlib.AbstractContextManager[Any], data: Any
+    ) -> contextlib.AbstractContextManager[Any]:
+        """No member goes on before all have done all steps of an epoch."""
+        return _agreed(steps, self._job, data)
+
+
+class WholeBatches:
+    """Stands for the strategy where a Keras distributes its data: a step cuts whole batches."""
+
+    @staticmethod
+    def experimental_distribute_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns the dataset, read one batch ahead."""
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        if policy not in (_Policy.AUTO, _Policy.DATA):
+            raise ValueError(
+                "elastic training: expected a dataset that all workers read whole (AutoShardPolicy "
+                f"AUTO or DATA), received {_Policy(policy).name}"
+            )
+        reasons = order_of_each_process(dataset)
+        if reasons:
+            raise ValueError(
+                "elastic training: expected a dataset that all workers read in the same order, of "
+                f"which each takes its share; received one whose order differs: {reasons[0]}. A "
+                "seed of shuffle, or keras.utils.set_random_seed before it, makes it the same"
+            )
+        return dataset.prefetch(1)
+
+    @staticmethod
+    def check(dataset: Any) -> None:
+        """Raises ValueError if a dataset was distributed before Keras got it."""
+        if not isinstance(dataset, tf.data.Dataset):
+            raise ValueError(
+                "elastic training: expected arrays, a tf.data.Dataset, a PyDataset or a Sequence, "
+                "received a dataset that is distributed already; pass the dataset itself"
+            )
+
+
+@contextlib.contextmanager
+def _agreed(steps: Any, job: ElasticJob, data: Any) -> Iterator[None]:
+    """Waits at the end of an epoch's steps until all members have done them.
+
+    After steps of training the members' variables are equal, or the worker ends whose differ.
+
+    Args:
+      steps: Keras's context manager around them.
+      job: the members.
+      data: Keras's iterator.
+    """
+    with steps:
+        yield
+
+    if state_of_newcomer(job) is not None:
+        return  # a callback evaluates before the first step; the members have done so
+
+    state = job.state
+
+    def agree() -> None:
+        if isinstance(state, ElasticFit) and state.compares(data):
+            state.compare()
+            return
+        with tf.device("/device:CPU:0"):
+            ops.all_reduce(tf.constant(job.units), job.communicator, "max", label="end of steps")
+
+    job.run(Unit("the end of an epoch's steps", agree))

@@ -1,0 +1,41 @@
+"""`LocalUpdateStrategy`: the epochs of `fit` end with a synchronization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.keras.elastic_local_steps import LocalElasticStep
+from tfdist.keras.session.participant import Participant
+from tfdist.keras.session.preemption import Preemption
+from tfdist.keras.session.session import FitSession, Session
+from tfdist.keras.workers import local_updates_of
+
+
+class LocalRounds(Participant[FitSession]):
+    """Ends the round in which the steps of an epoch have ended.
+
+    An evaluation within an epoch is that of the workers' own variables.
+    """
+
+    @classmethod
+    def of(cls, session: Session) -> LocalRounds | None:
+        """Returns the participant, if it takes part."""
+        if not isinstance(session, FitSession) or local_updates_of(session.strategy) is None:
+            return None
+        return cls(session)
+
+    def results(self, logs: Any, make: Callable[[Any], Any], *, of_validation: bool) -> Any:
+        """Synchronizes the workers; the logs have the residuals of the rule, if it has some."""
+        if of_validation:
+            return make(logs)
+        local: Any = local_updates_of(self.session.strategy)
+        step = getattr(self.session.model.train_function, "elastic_step", None)
+        if isinstance(step, LocalElasticStep):
+            step.end_round()
+            preemption = self.session.participant(Preemption)
+            if preemption is not None:
+                preemption.after_round()
+        else:
+            local.synchronize()
+        return {**make(logs), **local.residuals()}

@@ -1,0 +1,277 @@
+"""The session of Keras 3: all functions of `fit`, `evaluate` and `predict` that it replaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras.callbacks import BackupAndRestore, CallbackList, History, ModelCheckpoint, ProgbarLogger
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+
+from tfdist.data.iterators import plain
+from tfdist.data.pipeline import feed_of
+from tfdist.keras.hooks.shuffling import for_strategy
+from tfdist.keras.registry import hooks
+from tfdist.keras.session import calls, files_of_keras_3
+from tfdist.keras.session.elastic import WholeBatches
+from tfdist.keras.session.positions import Positions
+from tfdist.keras.session.positions_of_keras_3 import Keras3Positions
+from tfdist.keras.session.session import (
+    FitSession,
+    fit_of_callbacks,
+    fit_that_reads,
+    newest_fit,
+)
+
+
+class Keras3:
+    """Keras 3; see `Adapter`."""
+
+    backup_type = BackupAndRestore
+    checkpoint_type = ModelCheckpoint
+    history_type = History
+    of_each_worker: tuple[type, ...] = (ProgbarLogger,)
+
+    def positions(self, session: Any) -> Positions | None:
+        """See `Adapter`."""
+        return Keras3Positions(session) if isinstance(session, FitSession) else None
+
+    def feed_of(self, x: Any) -> Any:
+        """See `Adapter`."""
+        return feed_of(x)
+
+    def count_own_batches(self, data: Any, extended: Any) -> None:
+        """See `Adapter`. Else `fit` would warn that the data ended early."""
+        if extended.deals_out(getattr(data.data_adapter, "_dataset", None)):
+            data.data_adapter = _DealtAdapter(data.data_adapter, extended)
+            data._num_batches = data.data_adapter.num_batches
+
+    def forget_batches(self, data: Any) -> None:
+        """See `Adapter`."""
+        deals_tasks = feed_of(getattr(data.data_adapter, "_dataset", None)) is not None
+        if deals_tasks and not data.steps_per_epoch:
+            data._num_batches = None
+            data._current_iterator = None
+            data._interrupted_warning = lambda: None
+
+    def known_batches(self, data: Any) -> int | None:
+        """See `Adapter`."""
+        return data._num_batches
+
+    def expect_batches(self, data: Any, batches: int | None) -> None:
+        """See `Adapter`."""
+        data._num_batches = batches
+
+    def save(self, backup: Any, epoch: int, batch: int | None) -> None:
+        """See `Adapter`."""
+        # It counts epochs from 0 again after it was restored, until one ends.
+        backup._current_epoch = epoch
+        if batch is not None:
+            backup._last_batch_seen = batch
+        backup._save_model()
+
+    def save_here(self, backup: Any, positions: Positions) -> None:
+        """See `Adapter`."""
+        backup._save_model()
+
+    def restore(self, backup: Any, positions: Positions) -> None:
+        """See `Adapter`."""
+        backup.restores_for_all = True
+        backup.on_train_begin()
+
+
+class _DealtAdapter:
+    """A data adapter whose batches are dealt to several workers."""
+
+    def __init__(self, adapter: Any, extended: Any) -> None:
+        self._adapter = adapter
+        self._extended = extended
+
+    def __getattr__(self, name):
+        return getattr(self._adapter, name)
+
+    @property
+    def num_batches(self):
+        batches = self._adapter.num_batches
+        return None if batches is None else self._extended.own_batches(batches)
+
+
+KERAS_3 = Keras3()
+
+
+@hooks(TensorFlowTrainer, "fit")
+def fit(original, self, *args, **kwargs):
+    """`fit` knows where it stands, and calls the participants of its session."""
+    return calls.call("fit", KERAS_3, original, self, args, kwargs)
+
+
+@hooks(TensorFlowTrainer, "evaluate")
+def evaluate(original, self, *args, **kwargs):
+    """`evaluate` calls the participants of its session."""
+    return calls.call("evaluate", KERAS_3, original, self, args, kwargs)
+
+
+@hooks(TensorFlowTrainer, "predict")
+def predict(original, self, *args, **kwargs):
+    """`predict` calls the participants of its session."""
+    return calls.call("predict", KERAS_3, original, self, args, kwargs)
+
+
+@hooks(TensorFlowTrainer, "_get_metrics_result_or_logs")
+def results(original, self, logs):
+    """The logs of an epoch are those of all workers; those of a validation are, too."""
+    return calls.results_of(self, logs, lambda own: original(self, own))
+
+
+@hooks(TFEpochIterator, "__init__")
+def open_data(original, self, distribute_strategy=None, *args, **kwargs):
+    """Participants decide how data is distributed, and count how often it is opened."""
+
+    def make(strategy: Any) -> None:
+        with for_strategy(strategy):
+            original(self, strategy, *args, **kwargs)
+        # Steps are made of the strategy of the model.
+        self._distribute_strategy = distribute_strategy
+        distributed = self._distributed_dataset
+        self._distributed_dataset = plain(distributed)
+        if strategy is WholeBatches:
+            WholeBatches.check(distributed)
+        self.tfdist_openings = getattr(distributed, "openings", None)
+
+    calls.open_data(KERAS_3, self, distribute_strategy, make)
+
+
+@hooks(TFEpochIterator, "_get_iterator")
+def open_at_position(original, self):
+    """`fit` opens its training data at its position."""
+    opened = original(self)
+    positions = _positions_that_read(self)
+    return opened if positions is None else positions.opened(opened)
+
+
+@hooks(TFEpochIterator, "_enumerate_iterator")
+def begin_at_batch(original, self):
+    """The first epoch of a `fit` that goes on begins with its next batch."""
+    positions = _positions_that_read(self)
+    return original(self) if positions is None else positions.steps(original(self))
+
+
+@hooks(TFEpochIterator, "catch_stop_iteration")
+def end_steps(original, self):
+    """Participants are told of the end of the steps of an epoch, or of an evaluation."""
+    return calls.steps_of(self, original(self))
+
+
+@hooks(CallbackList, "on_train_begin")
+def begin_fit(original, self, logs=None):
+    """Participants begin the training before and after the callbacks."""
+    session = newest_fit()
+    if session is None or session.callbacks is not None:
+        original(self, logs)
+    else:
+        session.begin_fit(self, lambda: original(self, logs))
+
+
+@hooks(CallbackList, "on_epoch_begin")
+def begin_epoch(original, self, epoch, logs=None):
+    """Participants begin an epoch before the callbacks."""
+    session = fit_of_callbacks(self)
+    if session is not None:
+        session.begin_epoch(epoch)
+    original(self, epoch, logs)
+
+
+@hooks(CallbackList, "on_train_batch_end")
+def end_step(original, self, batch, logs=None):
+    """Participants end a step after the callbacks."""
+    original(self, batch, logs)
+    session = fit_of_callbacks(self)
+    if session is not None:
+        session.end_step(batch, logs)
+
+
+@hooks(CallbackList, "on_test_batch_end")
+def end_validation_step(original, self, batch, logs=None):
+    """Participants end a step of the validation of `fit` after the callbacks."""
+    original(self, batch, logs)
+    session = fit_of_callbacks(self)
+    if session is not None:
+        session.end_validation_step(logs)
+
+
+@hooks(CallbackList, "on_epoch_end")
+def end_epoch(original, self, epoch, logs=None):
+    """Participants end an epoch before the callbacks, which save the beginning of the next one."""
+    session = fit_of_callbacks(self)
+    if session is not None:
+        session.end_epoch()
+    original(self, epoch, logs)
+
+
+@hooks(CallbackList, "on_train_end")
+def end_fit(original, self, logs=None):
+    """Participants end the training before the callbacks."""
+    session = fit_of_callbacks(self)
+    if session is not None:
+        session.end_fit()
+    original(self, logs)
+
+
+@hooks(CallbackList, "_configure_async_dispatch")
+def call_in_order(original, self, callbacks):
+    """A callback that is given alone is called between two steps, as one in a list is.
+
+    Keras looks for such callbacks in lists alone, and calls others in threads beside the steps.
+    """
+    is_alone = callbacks is not None and not isinstance(callbacks, list | tuple)
+    original(self, [callbacks] if is_alone else callbacks)
+
+
+@hooks(BackupAndRestore, "_save_model")
+def back_up(original, self):
+    """A backup is one file, with the position in the data and the replicas' own state.
+
+    The backup before it is kept, as a whole file at each time; Keras copies it. It has the state of
+    the data tasks at the same step. In elastic training rank 0 alone saves; if it is lost
+    meanwhile, its successor does.
+    """
+    files_of_keras_3.back_up(self, lambda: original(self))
+
+
+@hooks(BackupAndRestore, "on_train_begin")
+def restore_backup(original, self, logs=None):
+    """`fit` goes on from the backup before the newest one if the newest one is damaged.
+
+    In elastic training rank 0 alone restores it, when all members are together.
+    """
+    files_of_keras_3.restore(self, lambda: original(self, logs))
+
+
+@hooks(BackupAndRestore, "_load_model")
+def go_on_from_backup(original, self):
+    """`fit` goes on with the batch after the backup's last one; Keras repeats its epoch."""
+    files_of_keras_3.load(self, lambda: original(self))
+
+
+@hooks(BackupAndRestore, "on_train_end")
+def delete_backup(original, self, logs=None):
+    """In elastic training rank 0 deletes the backup when `fit` has ended, or its successor does.
+
+    A worker that an elastic job has left behind does not delete the backup of the others.
+    """
+    files_of_keras_3.delete(self, lambda: original(self, logs))
+
+
+@hooks(ModelCheckpoint, "_save_model")
+def save_checkpoint(original, self, epoch, batch, logs):
+    """A checkpoint's file has the position in the data and the replicas' own state.
+
+    In elastic training rank 0 alone saves; if it is lost meanwhile, its successor does.
+    """
+    files_of_keras_3.save_checkpoint(
+        self, epoch, batch, logs, lambda: original(self, epoch, batch, logs)
+    )
+
+
+def _positions_that_read(data: Any) -> Keras3Positions | None:
+    session = fit_that_reads(data)
+    return None if session is None else session.participant(Keras3Positions)

@@ -1,0 +1,106 @@
+"""The position of a `fit` of Keras 3 in its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+
+from tfdist.data.openings import Openings, source_of
+from tfdist.data.rows import rows_of
+from tfdist.keras.session.positions import Positions
+from tfdist.keras.training_state import rows_in
+from tfdist.ops.trace import events
+
+
+class Keras3Positions(Positions):
+    """The position of one `fit` of Keras 3, whose iterators are `TFEpochIterator`s."""
+
+    def begin_call(self) -> None:
+        """Another `fit` of the model is not to begin at the epoch at which this one goes on."""
+        before = self.model._initial_epoch
+
+        def forget() -> None:
+            if self.resumed is not None:
+                self.model._initial_epoch = before
+
+        self.session.call_at_end(forget)
+
+    def open_data(self, data: Any, strategy: Any, make: Callable[[Any], None]) -> None:
+        """Counts the openings of the training data, which `fit` prepares first."""
+        is_trained_on = self.session.data is None
+        make(strategy)
+        if not is_trained_on:
+            return
+        dataset, adapter = data._distributed_dataset, data.data_adapter
+        openings = data.tfdist_openings
+        if openings is None:
+            # Without a strategy, or with one of TensorFlow's.
+            is_whole = isinstance(dataset, tf.data.Dataset)
+            openings = Openings(
+                source_of(dataset, dataset), lambda rest: rest, dataset, lambda: is_whole
+            )
+        if hasattr(adapter, "tfdist_source"):
+            openings.source = adapter.tfdist_source
+            openings.source.spans_epochs = data.steps_per_epoch is not None
+        self.read(data, openings)
+
+    def opened(self, dataset: Any) -> Any:
+        """Returns an iterable that opens the training data at its position.
+
+        Args:
+          dataset: what Keras would open; see `open_arrays_once_an_epoch`.
+        """
+        return self._openings if dataset is self.dataset else dataset
+
+    def steps(self, of_keras: Iterator) -> Iterator:
+        """The steps of an epoch, from the first one that is to be made.
+
+        Args:
+          of_keras: all steps, which begin with the number of their first batch. They do not read.
+        """
+        session = self.session
+        start = self._begin_steps()
+        size = session.data.steps_per_execution
+        first = session.batch
+        # The batches of earlier epochs that came from the same opening.
+        earlier = 0 if start is None else start.position.batches - first
+        for step in of_keras:
+            session.data._steps_seen += earlier
+            earlier = 0
+            if step[0] < first:
+                continue
+            self._begin_step(step[0], size)
+            with events.span("step", f"epoch {session.epoch}, batch {step[0]}"):
+                yield step
+            session.step_is_done()
+
+    @property
+    def dataset(self) -> Any:
+        """See `Positions`."""
+        return self.session.data._distributed_dataset
+
+    @property
+    def rows(self) -> int | None:
+        """See `Positions`."""
+        adapter = self.session.data.data_adapter
+        if not isinstance(adapter, ArrayDataAdapter):
+            return rows_of(self.dataset)
+        return rows_in(adapter.num_batches, adapter.batch_size, adapter.partial_batch_size)
+
+    def begin_at(self, epoch: int) -> None:
+        """See `Positions`."""
+        self.model._initial_epoch = epoch
+
+    @property
+    def _opens_for_epoch(self) -> bool:
+        # Not where steps_per_epoch lets one opening span several epochs.
+        data = self.session.data
+        return data.steps_per_epoch is None or data._current_iterator is None
+
+    @property
+    def _yields_once(self) -> bool:
+        return isinstance(self.session.data.data_adapter, GeneratorDataAdapter)
