@@ -6,12 +6,11 @@ import tensorflow as tf
 
 # See mirrored_strategy.py for why these.
 from tensorflow.python.distribute import distribute_lib
-from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist import keras
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._devices import check_device
-from tfdist.strategies._noted_updates import NotedUpdates
+from tfdist.strategies._extended.one_device import OneDeviceExtended
 
 
 class OneDeviceStrategy(StrategyBase, tf.distribute.OneDeviceStrategy):
@@ -30,9 +29,5 @@ class OneDeviceStrategy(StrategyBase, tf.distribute.OneDeviceStrategy):
     def __init__(self, device: str) -> None:
         keras.apply_repairs()
         # Skips the parent's constructor, which would make its own extended object.
-        extended = _Extended(self, check_device("OneDeviceStrategy", device))
+        extended = OneDeviceExtended(self, check_device("OneDeviceStrategy", device))
         distribute_lib.Strategy.__init__(self, extended)
-
-
-class _Extended(NotedUpdates, OneDeviceExtended):
-    """TensorFlow's own, whose training steps are counted."""

@@ -4,6 +4,7 @@ A method, such as `TopK(ratio=0.01)`, is a value. `compressor(method)` makes the
 compresses, with the state that it needs from one step to the next. See docs/compression.md.
 """
 
+from tfdist.compression.choice import compressor, method_of
 from tfdist.compression.compressor import Compressor
 from tfdist.compression.methods import (
     BF16,
@@ -13,8 +14,6 @@ from tfdist.compression.methods import (
     OneBit,
     PowerSGD,
     TopK,
-    compressor,
-    method_of,
 )
 
 __all__ = [

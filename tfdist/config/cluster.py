@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfdist import _providers
-from tfdist.config import validation
+from tfdist.config import environments, validation
+from tfdist.config.environments.place import Found
 from tfdist.config.validation import ROLES, show
 from tfdist.errors import ClusterConfigError
 
@@ -105,25 +106,35 @@ class Cluster:
           RendezvousTimeoutError: processes have not told their hosts in time.
           TfdistError: rank 0 could not be asked.
         """
-        # Not above: the environments make clusters.
-        from tfdist.config import environments
-
         environ = os.environ if environ is None else environ
         found = environments.find(environ)
         _log_once(f"the cluster comes from {found.source}: {'; '.join(found.notes)}", logging.INFO)
         for warning in found.warnings:
             _log_once(f"{warning}; this process trains alone", logging.WARNING)
-        if found.cluster is not None:
-            return found.cluster
-        assert found.meeting is not None
-        addresses = _providers.provider("exchange_addresses")(found.meeting, environ)
-        return environments.cluster_of(
-            addresses,
-            found.meeting.index,
-            found.meeting.servers,
-            bool(environ.get("TFDIST_ELASTIC", "").strip()),
-            found.source,
-        )
+        exchange = found.exchange
+        if exchange is not None:
+            addresses = _providers.provider("exchange_addresses")(exchange, environ)
+            tasks = environments.tasks_of(environ, addresses, exchange.index, exchange.servers)
+            found = dataclasses.replace(found, tasks=tasks, exchange=None)
+        return cls.from_found(found)
+
+    @classmethod
+    def from_found(cls, found: Found) -> Cluster:
+        """Returns the cluster that an environment describes.
+
+        Args:
+          found: without a exchange, where the addresses are still unknown.
+
+        Raises:
+          ClusterConfigError: it describes no cluster.
+        """
+        assert found.exchange is None
+        if found.tf_config is not None:
+            return cls.from_tf_config(found.tf_config)
+        if found.tasks is None:
+            return cls.local()
+        tasks = found.tasks
+        return cls.from_tasks(tasks.addresses, tasks.role, tasks.index, found.source)
 
     @classmethod
     def from_tf_config(cls, text: str | None) -> Cluster:

@@ -6,7 +6,7 @@ process 0, `MASTER_ADDR`. The other processes tell it their hosts, and receive a
     process 1 --- "my host is b" --->  process 0  <--- "my host is c" --- process 2
               <----- [a, b, c] ------             ------ [a, b, c] ---->
 
-Their ports follow from the indices (`Meeting`). The exchange has a port of its own: process 0
+Their ports follow from the indices (`HostExchange`). The exchange has a port of its own: process 0
 still answers the last of the others there while the first ones already call its control server.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.cluster import Cluster
-from tfdist.config.environments.place import Meeting
+from tfdist.config.environments.place import HostExchange
 from tfdist.config.settings import Settings
 from tfdist.control import interfaces, messages, network
 from tfdist.control.client import ControlClient, UnreachableError
@@ -37,16 +37,16 @@ _log = logging.getLogger("tfdist.control")
 # Seconds for which process 0 answers repeated calls, after all have been answered.
 _LINGER = 5.0
 _lock = threading.Lock()
-_known: dict[Meeting, list[str]] = {}
+_known: dict[HostExchange, list[str]] = {}
 
 
-def exchange_addresses(meeting: Meeting, environ: Mapping[str, str]) -> list[str]:
+def exchange_addresses(exchange: HostExchange, environ: Mapping[str, str]) -> list[str]:
     """Returns "host:port" of each process, once all have told their hosts to process 0.
 
     Later calls of this process return the same addresses at once.
 
     Args:
-      meeting: where to meet.
+      exchange: the exchange.
       environ: variables by name, for the settings.
 
     Raises:
@@ -56,40 +56,40 @@ def exchange_addresses(meeting: Meeting, environ: Mapping[str, str]) -> list[str
       AddressInUseError: another process listens on the port of the exchange.
     """
     with _lock:
-        if meeting not in _known:
-            _known[meeting] = meet(meeting, Settings.from_environment(environ))
-        return _known[meeting]
+        if exchange not in _known:
+            _known[exchange] = addresses_of(exchange, Settings.from_environment(environ))
+        return _known[exchange]
 
 
-def meet(meeting: Meeting, settings: Settings) -> list[str]:
+def addresses_of(exchange: HostExchange, settings: Settings) -> list[str]:
     """Returns "host:port" of each process, once all have told their hosts to process 0.
 
     Args:
-      meeting: where to meet.
+      exchange: the exchange.
       settings: the secret, the timeout and the wanted interface.
 
     Raises:
       Exception: as for `exchange_addresses`.
     """
-    hosts = (_collect if meeting.index == 0 else _ask)(meeting, settings)
-    return [f"{host}:{meeting.port(index)}" for index, host in enumerate(hosts)]
+    hosts = (_collect if exchange.index == 0 else _ask)(exchange, settings)
+    return [f"{host}:{exchange.port(index)}" for index, host in enumerate(hosts)]
 
 
 class AddressBook:
     """The hosts that process 0 knows. Without networking.
 
     Args:
-      meeting: the exchange.
+      exchange: the exchange.
     """
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
+    def __init__(self, exchange: HostExchange) -> None:
+        self._exchange = exchange
         self._calls = HeldCalls()
         # For process 0 itself.
         self._changed = threading.Condition(self._calls.lock)
-        self._hosts: dict[int, str] = {0: meeting.host}
+        self._hosts: dict[int, str] = {0: exchange.host}
         self._process: dict[int, str] = {}
-        self._unanswered = set(range(1, meeting.size))
+        self._unanswered = set(range(1, exchange.size))
 
     def add(self, request: messages.Address, context: ClientContext) -> dict[str, Any]:
         """Records a process's host, and waits for those of the others.
@@ -133,13 +133,13 @@ class AddressBook:
             self._changed.wait_for(lambda: not self._unanswered, timeout)
 
     def _missing(self) -> list[int]:
-        return [index for index in range(self._meeting.size) if index not in self._hosts]
+        return [index for index in range(self._exchange.size) if index not in self._hosts]
 
     def _all(self) -> list[str]:
-        return [self._hosts[index] for index in range(self._meeting.size)]
+        return [self._hosts[index] for index in range(self._exchange.size)]
 
     def _reason_to_refuse(self, request: messages.Address) -> str | None:
-        own = self._meeting
+        own = self._exchange
         reason = messages.reason_to_refuse(request, ranks=own.size)
         if reason:
             return reason
@@ -168,14 +168,14 @@ class _Caller:
     training_addresses: Sequence[str] = ()
 
 
-def _collect(meeting: Meeting, settings: Settings) -> list[str]:
+def _collect(exchange: HostExchange, settings: Settings) -> list[str]:
     """Returns all hosts, on process 0."""
-    book = AddressBook(meeting)
+    book = AddressBook(exchange)
     # The other hosts are not known yet; no name in ".invalid" exists (RFC 2606).
-    port = meeting.first_port + meeting.size
-    others = (f"rank-{index}.invalid:{port}" for index in range(1, meeting.size))
+    port = exchange.first_port + exchange.size
+    others = (f"rank-{index}.invalid:{port}" for index in range(1, exchange.size))
     server = ControlServer(
-        Cluster(workers=(meeting.address, *others)),
+        Cluster(workers=(exchange.address, *others)),
         settings.secret,
         {messages.ADDRESS: book.add},
         interface=settings.interface,
@@ -185,9 +185,9 @@ def _collect(meeting: Meeting, settings: Settings) -> list[str]:
     while True:
         found = book.wait(min(LOG_INTERVAL, wait.remaining))
         hosts = [host for host in found if isinstance(host, str)]
-        if len(hosts) == meeting.size:
+        if len(hosts) == exchange.size:
             break
-        who = f"rank 0 of {meeting.size} at {meeting.address}"
+        who = f"rank 0 of {exchange.size} at {exchange.address}"
         missing = validation.show_some(map(str, found))
         if wait.is_over:
             refusal = server.last_refusal
@@ -207,12 +207,12 @@ def _collect(meeting: Meeting, settings: Settings) -> list[str]:
     return hosts
 
 
-def _ask(meeting: Meeting, settings: Settings) -> list[str]:
+def _ask(exchange: HostExchange, settings: Settings) -> list[str]:
     """Returns all hosts, on another process than 0."""
-    who = f"rank {meeting.index} of {meeting.size}"
+    who = f"rank {exchange.index} of {exchange.size}"
     wait = Wait(settings.rendezvous_timeout)
     process = uuid.uuid4().hex
-    waiting_for = f"rank 0 at {meeting.address}"
+    waiting_for = f"rank 0 at {exchange.address}"
     with contextlib.ExitStack() as opened:
         control: ControlClient | None = None
         host: str | None = None
@@ -224,22 +224,22 @@ def _ask(meeting: Meeting, settings: Settings) -> list[str]:
                 )
             if wait.is_log_due():
                 _log.warning("%s: waiting for %s", who, waiting_for)
-            host = host or _own_host(meeting.host, settings)
+            host = host or _own_host(exchange.host, settings)
             if host is None:
-                waiting_for = f"an address of {meeting.host}, the host of rank 0 (MASTER_ADDR)"
+                waiting_for = f"an address of {exchange.host}, the host of rank 0 (MASTER_ADDR)"
                 wait.pause()
                 continue
             if control is None:
-                caller = _Caller(who, f"{host}:{meeting.port(meeting.index)}")
-                name = f"rank 0 at {meeting.address}"
-                control = ControlClient(caller, settings.secret, meeting.address, name)
+                caller = _Caller(who, f"{host}:{exchange.port(exchange.index)}")
+                name = f"rank 0 at {exchange.address}"
+                control = ControlClient(caller, settings.secret, exchange.address, name)
                 opened.callback(control.close)
             poll = wait.poll()
             request = messages.Address(
                 protocol=messages.PROTOCOL,
-                rank=meeting.index,
-                world_size=meeting.size,
-                servers=meeting.servers,
+                rank=exchange.index,
+                world_size=exchange.size,
+                servers=exchange.servers,
                 host=host,
                 process=process,
                 wait=poll,
@@ -247,7 +247,7 @@ def _ask(meeting: Meeting, settings: Settings) -> list[str]:
             try:
                 answer = control.call(messages.ADDRESS, request, poll, patient=True)
             except UnreachableError as error:
-                waiting_for = f"rank 0 at {meeting.address} ({error})"
+                waiting_for = f"rank 0 at {exchange.address} ({error})"
                 wait.pause()
                 continue
             if answer["status"] == "complete":

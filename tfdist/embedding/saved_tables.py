@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
 from tfdist.ps.export import files
 from tfdist.ps.export.columns import no_rows
 
-if TYPE_CHECKING:
-    from tfdist.embedding.table import EmbeddingTable
-
 # One process holds several copies of a saved model in memory.
 MAX_BYTES = 1 << 30
 
 
-def columns_of(table: EmbeddingTable) -> dict[str, np.ndarray]:
+class SavableTable(Protocol):
+    """An `EmbeddingTable`, as far as saving needs it."""
+
+    name: str
+    output_dim: int
+    save_rows: bool
+    reset_slots: bool
+
+    @property
+    def rows(self) -> Any:
+        """The rows on the servers."""
+
+    def config(self) -> Any:
+        """Returns the configuration on the servers."""
+
+    def on_servers(self) -> tuple[Any, int, Any]:
+        """Returns the connections, the table's id and its configuration."""
+
+    def clear(self) -> None:
+        """Removes all rows."""
+
+
+def columns_of(table: SavableTable) -> dict[str, np.ndarray]:
     """Fetches a table's rows, with the optimizer's slots, from the servers.
 
     Args:
@@ -45,13 +64,13 @@ def columns_of(table: EmbeddingTable) -> dict[str, np.ndarray]:
     return {**none, "slots": np.zeros([len(last), 0], np.float32), **latest}
 
 
-def check_size(table: EmbeddingTable) -> None:
+def check_size(table: SavableTable) -> None:
     """Raises ValueError if a table's rows, without slots, take more than `MAX_BYTES`."""
     for _ in _chunks(table, slots=False):
         pass
 
 
-def _chunks(table: EmbeddingTable, slots: bool) -> Iterator[dict[str, np.ndarray]]:
+def _chunks(table: SavableTable, slots: bool) -> Iterator[dict[str, np.ndarray]]:
     client, table_id, config = table.on_servers()
     size = 0
     for columns in files.columns_of(client, table_id, config.width, slots):
@@ -66,7 +85,7 @@ def _chunks(table: EmbeddingTable, slots: bool) -> Iterator[dict[str, np.ndarray
         yield {name: column.copy() for name, column in columns.items()}
 
 
-def restore(table: EmbeddingTable, columns: Mapping[str, np.ndarray], source: str) -> None:
+def restore(table: SavableTable, columns: Mapping[str, np.ndarray], source: str) -> None:
     """Replaces the servers' rows by saved ones; only the chief does so, for all workers.
 
     Args:

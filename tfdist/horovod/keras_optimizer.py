@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.horovod import optimizer as front
+from tfdist.horovod import optimizer_options as front
 from tfdist.job import process
 from tfdist.keras import repair_distributed_optimizers
 
@@ -84,7 +84,7 @@ class DistributedKerasOptimizer(_Base):
 def distribute(
     optimizer: keras.Optimizer, options: front.Options, name: str | None = None
 ) -> keras.Optimizer:
-    """As `front.wrapped`, for an optimizer of Keras 3."""
+    """As `optimizer.wrapped`, for an optimizer of Keras 3."""
     repair_distributed_optimizers()
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         # As `compile` does with mixed precision: the outer optimizer scales the loss.

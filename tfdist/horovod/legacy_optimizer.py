@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from tfdist.horovod import optimizer as front
+from tfdist.horovod import optimizer_options as front
 
 _registered = tf_keras.saving.register_keras_serializable("tfdist", "DistributedOptimizer")
 # For type checkers: an optimizer's class follows this one, and has no types.
@@ -75,7 +75,7 @@ class DistributedLegacyOptimizer(_Base):
 
 
 def distribute(optimizer: Any, options: front.Options, name: str | None = None) -> Any:
-    """As `front.wrapped`, for an optimizer of tf_keras."""
+    """As `optimizer.wrapped`, for an optimizer of tf_keras."""
     if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
         if options.backward_passes_per_step > 1:
             raise ValueError(

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfdist.config.cluster import Cluster
     from tfdist.config.environments.place import Found
 
 DESCRIPTION = """\
@@ -38,6 +39,7 @@ def run(chosen: argparse.Namespace) -> int:
     """Prints the cluster; returns the exit code."""
     # Not above: --help does not need them.
     from tfdist.config import environments
+    from tfdist.config.cluster import Cluster
     from tfdist.config.printing import printable
     from tfdist.config.settings import Settings
     from tfdist.control import network
@@ -45,18 +47,19 @@ def run(chosen: argparse.Namespace) -> int:
 
     try:
         found = environments.find()
+        cluster = None if found.exchange is not None else Cluster.from_found(found)
         wanted = Settings.from_environment().interface
         interface = None if wanted is None else f"{wanted} ({network.select(wanted)})"
     except ClusterConfigError as error:
         print(f"tfdist env: error: {printable(str(error))}", file=sys.stderr)
         return 1
-    fields = _fields(found, interface)
+    fields = _fields(found, cluster, interface)
     print(json.dumps(fields, indent=2) if chosen.json else printable(_text(fields)))
     return 0
 
 
-def _fields(found: Found, interface: str | None) -> dict[str, Any]:
-    cluster, meeting = found.cluster, found.meeting
+def _fields(found: Found, cluster: Cluster | None, interface: str | None) -> dict[str, Any]:
+    exchange = found.exchange
     fields: dict[str, Any] = {
         "source": found.source,
         "notes": list(found.notes),
@@ -77,12 +80,12 @@ def _fields(found: Found, interface: str | None) -> dict[str, Any]:
             "address": cluster.address,
             "tf_config": cluster.tf_config(),
         }
-    if meeting is not None:
+    if exchange is not None:
         fields["meeting"] = {
-            "index": meeting.index,
-            "size": meeting.size,
-            "servers": meeting.servers,
-            "address": meeting.address,
+            "index": exchange.index,
+            "size": exchange.size,
+            "servers": exchange.servers,
+            "address": exchange.address,
         }
     return fields
 
@@ -93,13 +96,13 @@ def _text(fields: dict[str, Any]) -> str:
     lines += [f"  warning: {warning}" for warning in fields["warnings"]]
     if fields["interface"]:
         lines.append(f"interface: TFDIST_INTERFACE={fields['interface']}")
-    meeting = fields["meeting"]
-    if meeting is not None:
+    exchange = fields["meeting"]
+    if exchange is not None:
         lines += [
-            f"task: process {meeting['index']} of {meeting['size']}, {meeting['servers']} of them "
-            "parameter servers",
+            f"task: process {exchange['index']} of {exchange['size']}, {exchange['servers']} of "
+            "them parameter servers",
             f"TF_CONFIG: known at the start, when all processes have told their hosts to rank 0 at "
-            f"{meeting['address']}",
+            f"{exchange['address']}",
         ]
     elif fields["address"] is None and fields["tf_config"] == "{}":
         lines.append("task: trains alone")
@@ -108,6 +111,6 @@ def _text(fields: dict[str, Any]) -> str:
         rank += f"{fields['world_size']})" if rank else ""
         where = f" at {fields['address']}" if fields["address"] else ""
         lines.append(f"task: {fields['task']}{rank}{where}")
-    if meeting is None:
+    if exchange is None:
         lines.append(f"TF_CONFIG={shlex.quote(fields['tf_config'])}")
     return "\n".join(lines)

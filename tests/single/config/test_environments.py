@@ -10,7 +10,7 @@ from tfdist.config import cluster as cluster_module
 from tfdist.config import environments
 from tfdist.config.cluster import Cluster
 from tfdist.config.environments import ports
-from tfdist.config.environments.place import Meeting
+from tfdist.config.environments.place import HostExchange
 from tfdist.errors import ClusterConfigError
 
 pytestmark = pytest.mark.timeout(30)
@@ -56,8 +56,9 @@ del JOBSET["HOSTNAME"]
 
 def roles_of(environ):
     found = environments.find(environ)
-    assert found.cluster is not None and not found.warnings
-    return found.source, found.cluster.as_dict(), found.cluster.task_name
+    assert found.exchange is None and not found.warnings
+    cluster = Cluster.from_found(found)
+    return found.source, cluster.as_dict(), cluster.task_name
 
 
 def local(first: int, count: int) -> list[str]:
@@ -252,7 +253,7 @@ def test_what_wins(environ, source):
 )
 def test_trains_alone(environ, source, warned, caplog):
     found = environments.find(environ)
-    assert found.cluster == Cluster.local() and found.source == source
+    assert Cluster.from_found(found) == Cluster.local() and found.source == source
     assert [warned in text for text in found.warnings] == [True] * bool(warned)
     cluster_module._log_once.cache_clear()
     with caplog.at_level(logging.WARNING):
@@ -322,27 +323,27 @@ def test_trains_alone(environ, source, warned, caplog):
 )
 def test_contradictions_and_errors(environ, message):
     with pytest.raises(ClusterConfigError, match=message):
-        environments.find(environ)
+        Cluster.from_environment(environ)
 
 
 @pytest.mark.parametrize(
-    ("environ", "meeting"),
+    ("environ", "exchange"),
     [
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "1"}, Meeting(1, 2, 0, "host0", 4001)),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "1"}, HostExchange(1, 2, 0, "host0", 4001)),
         (
             {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "MASTER_ADDR": "host0"},
-            Meeting(1, 2, 0, "host0", MPI_PORT),
+            HostExchange(1, 2, 0, "host0", MPI_PORT),
         ),
         (
             {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "fd00::1", "TFDIST_PS": "1"},
-            Meeting(2, 3, 1, "[fd00::1]", 29501),
+            HostExchange(2, 3, 1, "[fd00::1]", 29501),
         ),
     ],
 )
-def test_several_hosts_meet_at_rank_0(environ, meeting):
+def test_several_hosts_meet_at_rank_0(environ, exchange):
     found = environments.find(environ)
-    assert (found.cluster, found.meeting) == (None, meeting)
-    assert meeting.address == f"{meeting.host}:{meeting.first_port + meeting.size}"
+    assert (found.tasks, found.tf_config, found.exchange) == (None, None, exchange)
+    assert exchange.address == f"{exchange.host}:{exchange.first_port + exchange.size}"
 
 
 def test_all_tasks_of_a_step_find_the_same_cluster():
@@ -350,8 +351,8 @@ def test_all_tasks_of_a_step_find_the_same_cluster():
     found = []
     for rank, (node, number) in enumerate(layout):
         own = {"SLURM_PROCID": rank, "SLURM_NODEID": node, "SLURM_LOCALID": number}
-        cluster = environments.find(STEP | {name: str(v) for name, v in own.items()}).cluster
-        assert cluster is not None and cluster.rank == rank
+        cluster = Cluster.from_environment(STEP | {name: str(v) for name, v in own.items()})
+        assert cluster.rank == rank
         found.append(cluster.training_addresses)
     assert found == [tuple(SLURM_TASKS["worker"])] * 3
 

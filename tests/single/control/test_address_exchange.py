@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tfdist.config.cluster import Cluster
-from tfdist.config.environments.place import Meeting
+from tfdist.config.environments.place import HostExchange
 from tfdist.config.settings import Settings
 from tfdist.control import address_exchange, messages
-from tfdist.control.address_exchange import AddressBook, meet
+from tfdist.control.address_exchange import AddressBook, addresses_of
 from tfdist.control.held_calls import ClientContext
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 from tfdist.launch.ports import free_ports
@@ -25,17 +25,17 @@ def first_port(size: int) -> int:
     return free_ports(1)[0] - size
 
 
-def meeting_of(size: int, servers: int = 0) -> list[Meeting]:
+def exchange_of(size: int, servers: int = 0) -> list[HostExchange]:
     port = first_port(size)
-    return [Meeting(index, size, servers, "127.0.0.1", port) for index in range(size)]
+    return [HostExchange(index, size, servers, "127.0.0.1", port) for index in range(size)]
 
 
-def request(meeting: Meeting, rank: int = 1, **changed) -> messages.Address:
+def request(exchange: HostExchange, rank: int = 1, **changed) -> messages.Address:
     fields = {
         "protocol": messages.PROTOCOL,
         "rank": rank,
-        "world_size": meeting.size,
-        "servers": meeting.servers,
+        "world_size": exchange.size,
+        "servers": exchange.servers,
         "host": f"host{rank}",
         "process": f"process {rank}",
         "wait": 0.0,
@@ -44,21 +44,21 @@ def request(meeting: Meeting, rank: int = 1, **changed) -> messages.Address:
 
 
 def test_all_receive_all_hosts():
-    tasks = meeting_of(4)
+    tasks = exchange_of(4)
     with ThreadPoolExecutor(4) as pool:
         # The first one last: the others wait for it.
-        found = list(pool.map(lambda task: meet(task, SETTINGS), reversed(tasks)))
+        found = list(pool.map(lambda task: addresses_of(task, SETTINGS), reversed(tasks)))
     assert found == [[f"127.0.0.1:{tasks[0].first_port + i}" for i in range(4)]] * 4
 
 
 def test_the_cluster_of_an_environment_is_asked_for_once(monkeypatch):
     calls = []
 
-    def answer(meeting, settings):
-        calls.append(meeting)
+    def answer(exchange, settings):
+        calls.append(exchange)
         return ["host0:4001", "10.0.0.2:4002", "10.0.0.3:4003"]
 
-    monkeypatch.setattr(address_exchange, "meet", answer)
+    monkeypatch.setattr(address_exchange, "addresses_of", answer)
     monkeypatch.setattr(address_exchange, "_known", {})
     environ = {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "host0", "MASTER_PORT": "4000"}
     found = [Cluster.from_environment({**environ, "TFDIST_PS": "1"}) for _ in range(2)]
@@ -66,23 +66,23 @@ def test_the_cluster_of_an_environment_is_asked_for_once(monkeypatch):
         chief=("host0:4001",), workers=("10.0.0.2:4002",), ps=("10.0.0.3:4003",), task_type="ps"
     )
     assert found == [expected] * 2
-    assert calls == [Meeting(2, 3, 1, "host0", 4001)]
+    assert calls == [HostExchange(2, 3, 1, "host0", 4001)]
 
 
 def test_the_book_waits_and_answers_again():
-    (meeting, *_) = meeting_of(3)
-    book = AddressBook(meeting)
-    first = request(meeting, 1)
+    (exchange, *_) = exchange_of(3)
+    book = AddressBook(exchange)
+    first = request(exchange, 1)
     assert book.add(first, ClientContext()) == {"status": "waiting", "missing": [2]}
     assert book.wait(0.0) == [2]
     # Restarted before the others came: its new host counts.
-    again = request(meeting, 1, process="another", host="host1b")
+    again = request(exchange, 1, process="another", host="host1b")
     assert book.add(again, ClientContext())["status"] == "waiting"
     complete = {"status": "complete", "hosts": ["127.0.0.1", "host1b", "host2"]}
-    assert book.add(request(meeting, 2), ClientContext()) == complete
+    assert book.add(request(exchange, 2), ClientContext()) == complete
     assert book.add(again, ClientContext()) == complete
     assert book.wait(0.0) == complete["hosts"]
-    answer = book.add(request(meeting, 1, process="third"), ClientContext())
+    answer = book.add(request(exchange, 1, process="third"), ClientContext())
     assert answer == {
         "status": "refused",
         "reason": "another process is rank 1 of this job already",
@@ -91,10 +91,10 @@ def test_the_book_waits_and_answers_again():
 
 
 def test_a_broken_connection_ends_the_wait():
-    (meeting, *_) = meeting_of(3)
-    book, context = AddressBook(meeting), ClientContext()
+    (exchange, *_) = exchange_of(3)
+    book, context = AddressBook(exchange), ClientContext()
     context.disconnected = True
-    answer = book.add(request(meeting, 1, wait=60.0), context)
+    answer = book.add(request(exchange, 1, wait=60.0), context)
     assert answer["status"] == "waiting"
 
 
@@ -113,18 +113,18 @@ def test_a_broken_connection_ends_the_wait():
     ],
 )
 def test_what_the_book_refuses(changed, reason):
-    (meeting, *_) = meeting_of(3)
-    book = AddressBook(meeting)
-    answer = book.add(request(meeting, **changed), ClientContext())
+    (exchange, *_) = exchange_of(3)
+    book = AddressBook(exchange)
+    answer = book.add(request(exchange, **changed), ClientContext())
     assert answer["status"] == "refused" and reason in answer["reason"]
     assert book.wait(0.0) == [1, 2]
 
 
 def test_missing_processes_are_named():
-    tasks = meeting_of(3)
+    tasks = exchange_of(3)
     late = Settings(rendezvous_timeout=1.0)
     with ThreadPoolExecutor(2) as pool:
-        zero, one = (pool.submit(meet, tasks[rank], late) for rank in (0, 1))
+        zero, one = (pool.submit(addresses_of, tasks[rank], late) for rank in (0, 1))
     with pytest.raises(RendezvousTimeoutError, match="rank 0 of 3 .*still missing: rank 2"):
         zero.result()
     with pytest.raises(RendezvousTimeoutError, match="rank 1 of 3: .* the host of rank 2|rank 0"):
@@ -132,30 +132,30 @@ def test_missing_processes_are_named():
 
 
 def test_without_rank_0():
-    (_, one) = meeting_of(2)
+    (_, one) = exchange_of(2)
     with pytest.raises(RendezvousTimeoutError, match=f"rank 0 at {one.address} .*refused"):
-        meet(one, Settings(rendezvous_timeout=0.5))
-    unknown = Meeting(1, 2, 0, "no-such-host.invalid", one.first_port)
+        addresses_of(one, Settings(rendezvous_timeout=0.5))
+    unknown = HostExchange(1, 2, 0, "no-such-host.invalid", one.first_port)
     with pytest.raises(RendezvousTimeoutError, match="address of no-such-host.invalid.*MASTER_"):
-        meet(unknown, Settings(rendezvous_timeout=0.5))
+        addresses_of(unknown, Settings(rendezvous_timeout=0.5))
 
 
 def test_with_another_secret_or_number():
-    tasks = meeting_of(3)
+    tasks = exchange_of(3)
     secret = Settings(secret=b"a secret of rank 0", rendezvous_timeout=30.0)
     started = threading.Event()
 
     def rank_0():
         started.set()
-        return meet(tasks[0], secret)
+        return addresses_of(tasks[0], secret)
 
     with ThreadPoolExecutor(3) as pool:
         zero = pool.submit(rank_0)
         started.wait(10)
         with pytest.raises(AuthenticationError, match="rank 1 of 3 at .* called rank 0 at"):
-            meet(tasks[1], SETTINGS)
-        more = Meeting(1, 4, 0, "127.0.0.1", tasks[0].first_port - 1)
+            addresses_of(tasks[1], SETTINGS)
+        more = HostExchange(1, 4, 0, "127.0.0.1", tasks[0].first_port - 1)
         with pytest.raises(ClusterConfigError, match="counts 4 processes.*this task counts 3"):
-            meet(more, secret)
-        others = [pool.submit(meet, tasks[rank], secret) for rank in (1, 2)]
+            addresses_of(more, secret)
+        others = [pool.submit(addresses_of, tasks[rank], secret) for rank in (1, 2)]
         assert zero.result() == others[0].result() == others[1].result()

@@ -19,7 +19,7 @@ from manifests import (
     read,
 )
 
-from tfdist.config import environments
+from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.errors import ClusterConfigError
@@ -114,7 +114,7 @@ def test_each_pod_finds_its_task(engine, is_elastic):
             environ = {"HOSTNAME": f"train-{role}-0-{index}", "JOB_COMPLETION_INDEX": str(index)}
             values = {"TFDIST_SECRET": SECRET, "JOB_COMPLETION_INDEX": str(index)}
             environ |= environment(template, values)
-            cluster = environments.find(environ).cluster
+            cluster = Cluster.from_environment(environ)
             settings = Settings.from_environment(environ)
             assert settings.secret == SECRET.encode()
             found[cluster.task_name] = cluster

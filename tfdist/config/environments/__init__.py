@@ -18,12 +18,19 @@ variable, and others that are set with it are ignored.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from tfdist.config.cluster import Cluster
-from tfdist.config.environments import kubernetes, meeting, mpi, slurm, torchrun
-from tfdist.config.environments.place import Found, Meeting, Place, Remark, shown, whole
+from tfdist.config.environments import host_exchange, kubernetes, mpi, slurm, torchrun
+from tfdist.config.environments.place import (
+    Found,
+    HostExchange,
+    LaunchedTasks,
+    Place,
+    Remark,
+    shown,
+    whole,
+)
 from tfdist.errors import ClusterConfigError
 
 TF_CONFIG = "TF_CONFIG"
@@ -44,7 +51,7 @@ _ENVIRONMENTS: tuple[_Environment, ...] = (slurm, mpi, kubernetes, torchrun)
 
 
 def find(environ: Mapping[str, str] | None = None) -> Found:
-    """Returns the cluster that an environment describes, without asking any other process.
+    """Returns what an environment says of the cluster, without asking any other process.
 
     Args:
       environ: variables by name; this process's environment if None.
@@ -88,40 +95,36 @@ def find(environ: Mapping[str, str] | None = None) -> Found:
         # A process that is known to be the only one has nothing to be warned of.
         if alone is not None:
             notes, warnings = [*notes, *warnings], []
-        return Found(Cluster.local(), None, source, tuple(notes), tuple(warnings))
+        return Found(source, tuple(notes), tuple(warnings))
     environment, place = chosen
     servers = _servers(environ, place)
     if environment is slurm or environment is kubernetes:
         addresses, origin = environment.addresses(environ, place)
     else:
         assert environment is mpi or environment is torchrun
-        addresses, origin = meeting.addresses(environ, place, environment, servers)
+        addresses, origin = host_exchange.addresses(environ, place, environment, servers)
     notes = [_described(place), origin, *notes, *warnings]
-    if isinstance(addresses, Meeting):
-        return Found(None, addresses, place.launcher, tuple(notes))
-    is_elastic = bool(environ.get("TFDIST_ELASTIC", "").strip())
-    cluster = cluster_of(addresses, place.index, servers, is_elastic, place.launcher)
-    return Found(cluster, None, place.launcher, tuple(notes))
+    if isinstance(addresses, HostExchange):
+        return Found(place.launcher, tuple(notes), exchange=addresses)
+    tasks = tasks_of(environ, addresses, place.index, servers)
+    return Found(place.launcher, tuple(notes), tasks=tasks)
 
 
-def cluster_of(
-    addresses: list[str], index: int, servers: int, is_elastic: bool, source: str
-) -> Cluster:
-    """Returns the cluster of processes that a launcher numbers.
+def tasks_of(
+    environ: Mapping[str, str], addresses: Sequence[str], index: int, servers: int
+) -> LaunchedTasks:
+    """Returns the tasks of processes that a launcher numbers.
 
     The last ones are parameter servers. With any, the first one is the chief, which Estimators and
     training with parameter servers require; an elastic job has none.
 
     Args:
+      environ: variables by name.
       addresses: "host:port" of each process.
       index: of this process.
       servers: the number of parameter servers.
-      is_elastic: whether the job is elastic.
-      source: the launcher, for messages.
-
-    Raises:
-      ClusterConfigError: the addresses form no cluster.
     """
+    is_elastic = bool(environ.get("TFDIST_ELASTIC", "").strip())
     training = len(addresses) - servers
     chiefs = 1 if servers and not is_elastic else 0
     tasks = {
@@ -135,11 +138,11 @@ def cluster_of(
         role, number = "worker", index - chiefs
     else:
         role, number = "ps", index - training
-    return Cluster.from_tasks(tasks, role, number, source)
+    return LaunchedTasks(tasks, role, number)
 
 
 def _given(environ: Mapping[str, str], text: str) -> Found:
-    """Returns the cluster of `TF_CONFIG`."""
+    """Returns that `TF_CONFIG` describes the cluster."""
     ignored = []
     for environment in _ENVIRONMENTS:
         try:
@@ -149,8 +152,7 @@ def _given(environ: Mapping[str, str], text: str) -> Found:
         else:
             if place is not None:
                 ignored.append(f"{_described(place)}: ignored, since TF_CONFIG is set")
-    cluster = Cluster.from_tf_config(text)
-    return Found(cluster, None, TF_CONFIG, ("TF_CONFIG is set", *ignored))
+    return Found(TF_CONFIG, ("TF_CONFIG is set", *ignored), tf_config=text)
 
 
 def _servers(environ: Mapping[str, str], place: Place) -> int:

@@ -6,7 +6,6 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from tfdist.config.cluster import Cluster
 from tfdist.config.validation import show
 from tfdist.errors import ClusterConfigError
 
@@ -59,7 +58,7 @@ class Remark:
 
 
 @dataclasses.dataclass(frozen=True)
-class Meeting:
+class HostExchange:
     """Processes of several hosts that know the host of the first one only.
 
     Args:
@@ -87,22 +86,39 @@ class Meeting:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """The cluster that was found in an environment.
+class LaunchedTasks:
+    """The tasks of a job, and this process's own, as a launcher numbers its processes.
 
     Args:
-      cluster: the tasks, and this process's own; None if there is a meeting.
-      meeting: where the processes tell each other their hosts, which no variable names.
+      addresses: "host:port" of each task, by role.
+      role: of this process.
+      index: of this process among those of its role.
+    """
+
+    addresses: Mapping[str, Sequence[str]]
+    role: str
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The cluster that an environment describes; this process trains alone if nothing does.
+
+    Args:
       source: what describes it, such as "Slurm"; "nothing" if no variable does.
       notes: why: the variables that were read, then those that were ignored, each with a reason.
       warnings: notes that the user should see without asking.
+      tf_config: the text of `TF_CONFIG`, which describes a job completely.
+      tasks: as a launcher describes them.
+      exchange: where the processes tell each other their hosts, which no variable names.
     """
 
-    cluster: Cluster | None
-    meeting: Meeting | None
     source: str
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    tf_config: str | None = None
+    tasks: LaunchedTasks | None = None
+    exchange: HostExchange | None = None
 
 
 def whole(environ: Mapping[str, str], name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The strategy of an elastic job, whose workers may change during training."""
+"""The extended class of strategies in an elastic job, whose workers may change."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tfdist.config.elastic import Elastic
 from tfdist.elastic.job import ElasticJob
 from tfdist.errors import ClusterConfigError
 from tfdist.job import process
+from tfdist.strategies._extended.multi_worker_mirrored import MultiWorkerMirroredExtended
 from tfdist.strategies._input.worker_input import share
 from tfdist.strategies._local_reduce.local_all_reduce import resolved_destination
 from tfdist.strategies._variables.elastic_tables import ElasticTables
 from tfdist.strategies._variables.summed_variable import SummedVariable
 from tfdist.strategies.communication_options import CommunicationOptions, for_gradients
-from tfdist.strategies.multi_worker_mirrored_strategy import MultiWorkerMirroredExtended
 
 
 class ElasticExtended(MultiWorkerMirroredExtended):

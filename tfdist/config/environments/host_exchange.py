@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from tfdist.config import validation
-from tfdist.config.environments.place import Meeting, Place, shown, whole
+from tfdist.config.environments.place import HostExchange, Place, shown, whole
 from tfdist.errors import ClusterConfigError
 
 
 def addresses(
     environ: Mapping[str, str], place: Place, launcher: ModuleType, servers: int
-) -> tuple[list[str] | Meeting, str]:
+) -> tuple[list[str] | HostExchange, str]:
     """Returns "host:port" of each process if all are on this host, else where they meet.
 
     Args:
@@ -26,7 +26,7 @@ def addresses(
       servers: the number of parameter servers.
 
     Returns:
-      The addresses or the meeting, and the variables that gave them.
+      The addresses or the exchange, and the variables that gave them.
 
     Raises:
       ClusterConfigError: nothing says where rank 0 is, or a variable is unusable.
@@ -66,6 +66,6 @@ def addresses(
             f"MASTER_ADDR: expected the host of rank 0, received {validation.show(host)}: {problem}"
         )
     return (
-        Meeting(place.index, place.size, servers, host, first),
+        HostExchange(place.index, place.size, servers, host, first),
         f"{shown(environ, ('MASTER_ADDR', local_variable))}; {ports}",
     )
