@@ -26,7 +26,7 @@ from absl import app, flags
 from tfdist.control import messages
 from tfdist.control.held_calls import ClientContext
 from tfdist.elastic.record_exchange import RecordServer
-from tfdist.elastic.records import Record, Records
+from tfdist.elastic.records import CallRecords, Record
 from tfdist.keras.elastic_records import kept_record, restored
 
 MEGABYTES = flags.DEFINE_integer("megabytes", 100, "of the model's weights", lower_bound=1)
@@ -53,7 +53,7 @@ def _change(variables: list[tf.Variable]) -> None:
         variable.assign_add(tf.random.normal(variable.shape))
 
 
-def _record(records: Records, variables: list[tf.Variable]) -> Record:
+def _record(records: CallRecords, variables: list[tf.Variable]) -> Record:
     handles = [variable.handle for variable in variables]
     calls: Any = _Calls()
     record = kept_record(records, "fit", {}, {"history": {"loss": [1.0]}}, handles, calls)
@@ -61,11 +61,11 @@ def _record(records: Records, variables: list[tf.Variable]) -> Record:
     return record
 
 
-def _read(server: RecordServer, records: Records, digest: str) -> None:
+def _read(server: RecordServer, records: CallRecords, digest: str) -> None:
     """Reads a part as a newcomer does, but for the network."""
     parts, received = [], 0
     while True:
-        request = messages.ElasticRecord(messages.PROTOCOL, "", "", 0, digest, received, 0.0)
+        request = messages.ElasticRecordRequest(messages.PROTOCOL, "", "", 0, digest, received, 0.0)
         text = messages.encode(server.answer(request, ClientContext()))
         answer = messages.decode_object(text)
         parts.append(base64.b64decode(answer["bytes"]))
@@ -75,8 +75,8 @@ def _read(server: RecordServer, records: Records, digest: str) -> None:
     assert records.keep(b"".join(parts)) == digest
 
 
-def _copied(server: RecordServer, record: Record) -> Records:
-    copy = Records(ALL)
+def _copied(server: RecordServer, record: Record) -> CallRecords:
+    copy = CallRecords(ALL)
     for part in record.parts:
         _read(server, copy, part)
     return copy
@@ -84,7 +84,7 @@ def _copied(server: RecordServer, record: Record) -> Records:
 
 def _verify(variables: list[tf.Variable]) -> None:
     for limit in (ALL, NONE):
-        records = Records(limit)
+        records = CallRecords(limit)
         record = _record(records, variables)
         copy = _copied(RecordServer(records, lambda request: True), record)
         others = [tf.Variable(tf.zeros_like(variable)) for variable in variables]
@@ -108,8 +108,8 @@ def main(argv: list[str]) -> None:
     del argv
     variables = _variables()
     _verify(variables)
-    memory, file = Records(ALL), Records(NONE)
-    served = Records(ALL)
+    memory, file = CallRecords(ALL), CallRecords(NONE)
+    served = CallRecords(ALL)
     record = _record(served, variables)
     server = RecordServer(served, lambda request: True)
     size = 4 * sum(variable.shape.num_elements() for variable in variables)

@@ -50,7 +50,7 @@ KINDS = ("after", "overlapped")
 STREAMS = 3
 
 
-def profile_of(layers: list[Layer]) -> list[costs.Bucket]:
+def profile_of(layers: list[Layer]) -> list[costs.GradientBucket]:
     """When each bucket of gradients is complete: what `tfdist plan --model` measures."""
     total = sum(layer.multiplications for layer in layers)
     gradients, done = [], 0
@@ -58,8 +58,8 @@ def profile_of(layers: list[Layer]) -> list[costs.Bucket]:
         done += layer.multiplications
         ready = FORWARD + (1 - FORWARD) * done / total
         # Kernel and bias, in the order in which the steps pass them.
-        gradients.append(costs.Bucket(layer.parameters - layer.shape[-1], ready))
-        gradients.append(costs.Bucket(layer.shape[-1], ready))
+        gradients.append(costs.GradientBucket(layer.parameters - layer.shape[-1], ready))
+        gradients.append(costs.GradientBucket(layer.shape[-1], ready))
     return costs.bucketed(gradients)
 
 
@@ -67,7 +67,7 @@ def predictions(
     layers: list[Layer], compute: float, bandwidth: float, workers: int
 ) -> dict[str, float]:
     """The planner's step times, by the kind of step."""
-    training = costs.Training(
+    training = costs.PlannedTraining(
         parameters=sum(layer.parameters for layer in layers),
         compute=compute,
         links=traffic.Links(bandwidth),

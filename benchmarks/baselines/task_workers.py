@@ -13,7 +13,7 @@ from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import ControlClient
 from tfdist.control.server import ControlServer
-from tfdist.tasks.client import Task, TaskClient
+from tfdist.tasks.client import OwnedTask, TaskClient
 from tfdist.tasks.description import Description, Spec
 from tfdist.tasks.master import TaskMaster
 
@@ -44,7 +44,7 @@ class Master:
     def committed(self, queue: str) -> int:
         """Committed records of a queue."""
         answer = self._master.handlers[messages.TASK_STATUS](
-            messages.TaskStatus(messages.PROTOCOL, 0.0), None
+            messages.TaskStatusRequest(messages.PROTOCOL, 0.0), None
         )
         return {one["name"]: one["records"] for one in answer["queues"]}[queue]
 
@@ -106,7 +106,7 @@ class Workers:
                         client.report(queue, held)
                     times.append(time.perf_counter() - start)
                     if is_lease:
-                        if not isinstance(found, Task):
+                        if not isinstance(found, OwnedTask):
                             return
                         held = {found.lease: found.size}
 

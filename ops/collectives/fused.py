@@ -36,7 +36,7 @@ NO_COMPRESSION = (
 )
 
 
-class Compressor(Protocol):
+class DenseReduction(Protocol):
     """Reduces dense tensors in compressed form; `tfdist.compression` has implementations."""
 
     def all_reduce(
@@ -62,7 +62,7 @@ def fused_all_reduce(
     bytes_per_pack: int | str = DEFAULT_BYTES_PER_PACK,
     label: str | None = None,
     timeout: float | None = None,
-    compressor: Compressor | None = None,
+    compressor: DenseReduction | None = None,
     variables: Sequence[tf.Variable | None] | None = None,
 ) -> list:
     """Reduces a list of tensors over all ranks, in buckets that travel independently.

@@ -48,7 +48,7 @@ _log = logging.getLogger("tfdist.communication")
 
 
 @dataclasses.dataclass(frozen=True)
-class Bucket:
+class SizedBucket:
     """A bucket of one size.
 
     Attributes:
@@ -76,7 +76,7 @@ class Layout:
 
     blocks: list[list[int]]
     names: list[str]
-    buckets: list[list[Bucket]]
+    buckets: list[list[SizedBucket]]
     alone: list[list[int]]
 
     @property
@@ -173,7 +173,7 @@ def _reduce_blocks(
         blocks = [
             [i for block in layout.blocks[b.first : b.first + b.count] for i in block] for b in kept
         ]
-        buckets = [[Bucket(at, 1, bucket.begin) for at, bucket in enumerate(kept)]]
+        buckets = [[SizedBucket(at, 1, bucket.begin) for at, bucket in enumerate(kept)]]
         size = tf.constant(0)
     common = attributes(communicator, "", timeout)
     for at, positions in enumerate(blocks):
@@ -226,10 +226,10 @@ def _tail(listed: Sequence[tuple[int, int]], width: int) -> int:
 
 def _distinct(
     begins: Sequence[int], sizes: Sequence[tuple[tf.DType, int]]
-) -> tuple[list[str], list[list[Bucket]]]:
+) -> tuple[list[str], list[list[SizedBucket]]]:
     """Returns the sizes that make different buckets of these blocks, and the buckets."""
     names: list[str] = []
-    found: list[list[Bucket]] = []
+    found: list[list[SizedBucket]] = []
     for name, limit in SIZES.items():
         buckets = _joined(begins, sizes, limit)
         if buckets not in found:
@@ -242,7 +242,7 @@ def _distinct(
 
 def _joined(
     begins: Sequence[int], sizes: Sequence[tuple[tf.DType, int]], limit: float
-) -> list[Bucket]:
+) -> list[SizedBucket]:
     """Joins blocks of one dtype to buckets of at least `limit` bytes; returns that of each."""
     groups: list[list[int]] = []
     filled = math.inf
@@ -252,7 +252,7 @@ def _joined(
             filled = 0
         groups[-1].append(at)
         filled += bytes_
-    return [Bucket(g[0], len(g), begins[g[0]]) for g in groups for _ in g]
+    return [SizedBucket(g[0], len(g), begins[g[0]]) for g in groups for _ in g]
 
 
 @functools.cache

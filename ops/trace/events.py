@@ -113,7 +113,7 @@ def read(cursor: int = 1, most: int = RING_EVENTS) -> Reading:
     return Reading([_as_dict(event) for event in raw[:count]], after.value, lost.value)
 
 
-class RecordReader:
+class RingReader:
     """Reads events as the records that the ring holds, without an object for each.
 
     Args:
@@ -138,7 +138,7 @@ class RecordReader:
         self._sequences = self._column("sequence", np.uint64)
         self._states = self._column("state", np.uint8)
 
-    def read(self, cursor: int, most: int | None = None) -> Records:
+    def read(self, cursor: int, most: int | None = None) -> RingRecords:
         """Reads events of this process; the next call overwrites the result.
 
         Args:
@@ -148,7 +148,7 @@ class RecordReader:
         after, lost = ctypes.byref(self._next), ctypes.byref(self._lost)
         count = _C.read(cursor, self._raw, most, after, lost)
         has_ended = self._states[:count] >= _STATES.index("done")
-        return Records(
+        return RingRecords(
             self._bytes[:count],
             self._sequences[:count],
             has_ended,
@@ -162,7 +162,7 @@ class RecordReader:
 
 
 @dataclasses.dataclass(frozen=True)
-class Records:
+class RingRecords:
     """Events of the ring as records.
 
     Attributes:

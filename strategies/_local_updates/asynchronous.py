@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.rules import Rule
 from tfdist.strategies._local_updates.centre import Centre, CentreVariable
 from tfdist.strategies._local_updates.group import Group, without_strategy
-from tfdist.strategies._local_updates.rounds import Round
+from tfdist.strategies._local_updates.rounds import StepRounds
 
 
 class AsynchronousGroup(Group):
@@ -102,8 +102,8 @@ class AsynchronousGroup(Group):
         self._go_to_anchors()
 
 
-class AsynchronousRound(Round):
-    """Rounds that each worker ends when it has made H steps; arguments as of `Round`.
+class AsynchronousRound(StepRounds):
+    """Rounds that each worker ends when it has made H steps; arguments as of `StepRounds`.
 
     The workers meet at the end of an epoch, after an exchange of each. Then all go on from the
     centre, and average their statistics.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfdist.strategies._local_updates.rounds import Round
+from tfdist.strategies._local_updates.rounds import StepRounds
 
 
-class ElasticRound(Round):
-    """Counts a worker's steps; a `RoundEnd` ends the round. Arguments as of `Round`."""
+class ElasticRound(StepRounds):
+    """Counts a worker's steps; a `RoundEnd` ends the round. Arguments as of `StepRounds`."""
 
     @property
     def is_due(self) -> bool:

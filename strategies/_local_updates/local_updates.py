@@ -35,7 +35,7 @@ from tfdist.strategies._local_updates.group import (
     without_strategy,
 )
 from tfdist.strategies._local_updates.round_end import RoundEnd
-from tfdist.strategies._local_updates.rounds import Round
+from tfdist.strategies._local_updates.rounds import StepRounds
 from tfdist.strategies._local_updates.saved_state import (
     Values,
     anchors_in,
@@ -129,7 +129,7 @@ class LocalUpdates:
         # Both live as long as the optimizers.
         self._groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], AnyGroup]]
         self._groups = weakref.WeakKeyDictionary()
-        self._rounds: weakref.WeakValueDictionary[tuple[int, ...], Round]
+        self._rounds: weakref.WeakValueDictionary[tuple[int, ...], StepRounds]
         self._rounds = weakref.WeakValueDictionary()
         self._restored: list[_Restored] = []
         # Those of groups that were restored, and that no optimizer of the program trains yet.
@@ -488,7 +488,7 @@ class LocalUpdates:
                 self._forget(former, other)
         return None
 
-    def _restore_round(self, running: Round) -> None:
+    def _restore_round(self, running: StepRounds) -> None:
         group = running.groups[0]
         of_round = _without(f"round/{group.rounds.index(running)}", group.restored)
         if of_round:
@@ -511,7 +511,7 @@ class LocalUpdates:
                 group.join(former if isinstance(former, AsynchronousGroup) else None)
         return groups[key]
 
-    def _round(self, groups: list[AnyGroup]) -> Round:
+    def _round(self, groups: list[AnyGroup]) -> StepRounds:
         key = tuple(id(group) for group in groups)
         found = self._rounds.get(key)
         if found is None:
@@ -528,7 +528,7 @@ class LocalUpdates:
             return AsynchronousGroup(optimizer, variables, rule, self.workers, self._centre)
         return Group(optimizer, variables, rule, self.workers, self._slots)
 
-    def _new_round(self, groups: list[AnyGroup]) -> Round:
+    def _new_round(self, groups: list[AnyGroup]) -> StepRounds:
         arguments = (
             groups,
             self._averaged,
@@ -546,7 +546,7 @@ class LocalUpdates:
             return AsynchronousRound(*arguments)
         if self._job is not None:
             return ElasticRound(*arguments)
-        return Round(*arguments)
+        return StepRounds(*arguments)
 
     def _averaged(self) -> list[tf.Variable]:
         return [component(variable) for variable in self._statistics]

@@ -12,7 +12,7 @@ from tfdist.compression import Compressor
 from tfdist.strategies._local_updates.group import without_strategy
 
 
-class Round:
+class StepRounds:
     """The rounds of the groups that one kind of step trains.
 
     All workers make the same number of steps, so they end a round in the same step, and each knows

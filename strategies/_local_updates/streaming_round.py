@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.ops.collectives import collective_keys
-from tfdist.strategies._local_updates.rounds import Round
+from tfdist.strategies._local_updates.rounds import StepRounds
 
 
-class StreamingRound(Round):
-    """The rounds of fragmented groups; arguments as of `Round`, and a schedule.
+class StreamingRound(StepRounds):
+    """The rounds of fragmented groups; arguments as of `StepRounds`, and a schedule.
 
     Fragment p of P is sent in the steps s of a round with s = (p + 1) H / P modulo H. Its exchange
     runs in a thread, and is merged `delay` steps later. An end of an epoch merges what is under
@@ -21,7 +21,7 @@ class StreamingRound(Round):
     Args:
       fragments: P.
       delay: in steps.
-      *arguments: as of `Round`.
+      *arguments: as of `StepRounds`.
     """
 
     def __init__(self, fragments: int, delay: int, *arguments: Any) -> None:
@@ -42,7 +42,7 @@ class StreamingRound(Round):
         self._is_under_way = [tf.Variable(False) for _ in numbers]
 
     def saved(self) -> dict[str, tf.Variable]:
-        """As `Round.saved`, with the counters of each fragment."""
+        """As `StepRounds.saved`, with the counters of each fragment."""
         found = super().saved()
         for i in range(self._fragments):
             found[f"fragment/{i}/rows"] = self._rows_since[i]

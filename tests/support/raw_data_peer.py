@@ -81,7 +81,7 @@ def ask_for_door(
 ) -> Door:
     """Requests them from a server, as the worker `rank` of a job."""
     control = ControlClient(cluster, secret, cluster.ps[server], f"ps {server}")
-    request = messages.Attach(
+    request = messages.AttachRequest(
         messages.PROTOCOL,
         rank,
         cluster.world_size,

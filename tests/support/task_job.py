@@ -225,7 +225,7 @@ def wait_for_tasks(
       what: the condition in words.
     """
     address = ranks[server].assignment.addresses[server]
-    request = messages.TaskStatus(messages.PROTOCOL, 2.0)
+    request = messages.TaskStatusRequest(messages.PROTOCOL, 2.0)
     deadline = time.monotonic() + 60
     with contextlib.closing(observer.Observer("a test").client(None, address, "ps 0")) as control:
         while True:

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.check.machine import Machine
-from tfdist.check.measure import Clock, Link
+from tfdist.check.measure import Link, RankClock
 
 SLOW_COMPUTE = 0.7  # of the median speed
 SLOW_LINK = 0.5  # of the median bandwidth of the ranks' fastest links
@@ -24,7 +24,7 @@ _MIN_RANKS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class Fault:
     """Something that is wrong.
 
     Attributes:
@@ -46,8 +46,8 @@ def judge(
     machines: Sequence[Machine],
     speeds: Sequence[float],
     links: Sequence[Link],
-    clocks: Mapping[int, Clock],
-) -> list[Finding]:
+    clocks: Mapping[int, RankClock],
+) -> list[Fault]:
     """Returns what is wrong, problems first.
 
     Args:
@@ -58,7 +58,7 @@ def judge(
       clocks: of ranks from 1 on.
     """
     found = [
-        Finding(is_problem, name, text)
+        Fault(is_problem, name, text)
         for name, machine in zip(names, machines, strict=True)
         for is_problem, texts in ((True, machine.problems), (False, machine.warnings))
         for text in texts
@@ -67,7 +67,7 @@ def judge(
     found += _slow_ranks(names, machines, speeds)
     found += _slow_links(names, links)
     found += [
-        Finding(
+        Fault(
             True,
             names[rank],
             f"its clock is {abs(clock.offset):.1f} s {'ahead of' if clock.offset > 0 else 'behind'}"
@@ -79,7 +79,7 @@ def judge(
     return sorted(found, key=lambda finding: not finding.is_problem)
 
 
-def _different(names: Sequence[str], machines: Sequence[Machine]) -> list[Finding]:
+def _different(names: Sequence[str], machines: Sequence[Machine]) -> list[Fault]:
     """What is not the same everywhere; the first rank that differs from rank 0 is named."""
     found = []
     for what in machines[0].versions:
@@ -90,26 +90,24 @@ def _different(names: Sequence[str], machines: Sequence[Machine]) -> list[Findin
         text = f"{what} is {versions[odd]}, but {versions[0]} on {names[0]}"
         # Small differences of Python and the kernel do no harm.
         matters = what not in ("kernel", "Python")
-        found.append(
-            Finding(matters, names[odd], f"{text}{': install the same' if matters else ''}")
-        )
+        found.append(Fault(matters, names[odd], f"{text}{': install the same' if matters else ''}"))
     libraries = [machine.library for machine in machines]
     same = len({machine.versions["tfdist"] for machine in machines}) == 1
     if same and None not in libraries and len(set(libraries)) > 1:
         odd = next(i for i, library in enumerate(libraries) if library != libraries[0])
         text = f"its op library ({libraries[odd]}) is another build than that of {names[0]} "
-        found.append(Finding(False, names[odd], f"{text}({libraries[0]})"))
+        found.append(Fault(False, names[odd], f"{text}({libraries[0]})"))
     return found
 
 
 def _slow_ranks(
     names: Sequence[str], machines: Sequence[Machine], speeds: Sequence[float]
-) -> list[Finding]:
+) -> list[Fault]:
     if len(speeds) < _MIN_RANKS:
         return []
     median = statistics.median(speeds)
     return [
-        Finding(
+        Fault(
             True,
             names[rank],
             f"computes slowly: {speed / 1e9:.1f} GFLOP/s, {speed / median:.0%} of the median "
@@ -121,7 +119,7 @@ def _slow_ranks(
     ]
 
 
-def _slow_links(names: Sequence[str], links: Sequence[Link]) -> list[Finding]:
+def _slow_links(names: Sequence[str], links: Sequence[Link]) -> list[Fault]:
     found = []
     for is_local in (False, True):
         comparable = [link for link in links if link.is_local == is_local]
@@ -159,7 +157,7 @@ def _slow(
     good: Callable[[Link], float],
     is_slow: Callable[[float, float], bool],
     describe: Callable[[float, float], str],
-) -> list[Finding]:
+) -> list[Fault]:
     """Names ranks all of whose links are slow, and slow links of other ranks; more is better."""
     best: dict[int, float] = {}
     for link in links:
@@ -169,11 +167,11 @@ def _slow(
     slow = {rank for rank, value in best.items() if is_slow(value, usual)}
     advice = "Look at its cable, its port of the switch, and what else uses the network there"
     found = [
-        Finding(True, names[rank], f"its links are slow: {describe(best[rank], usual)}. {advice}")
+        Fault(True, names[rank], f"its links are slow: {describe(best[rank], usual)}. {advice}")
         for rank in sorted(slow)
     ]
     return found + [
-        Finding(
+        Fault(
             True,
             f"{names[link.ranks[0]]} and {names[link.ranks[1]]}",
             f"their link is slow: {describe(good(link), usual)}. Look at the path between them",

@@ -45,7 +45,7 @@ class Link:
 
 
 @dataclasses.dataclass(frozen=True)
-class Clock:
+class RankClock:
     """A rank's clock, compared with that of rank 0.
 
     Attributes:
@@ -88,7 +88,7 @@ def speeds(communicator: ops.Communicator, hosts: Sequence[str]) -> list[float]:
 
 def links(
     communicator: ops.Communicator, hosts: Sequence[str]
-) -> tuple[list[Link], dict[int, Clock]]:
+) -> tuple[list[Link], dict[int, RankClock]]:
     """Measures each pair of ranks; no two pairs share a host at a time.
 
     Args:
@@ -99,7 +99,7 @@ def links(
       The links, and the clocks of ranks 1 and up.
     """
     own: list[Link] = []
-    clocks: dict[int, Clock] = {}
+    clocks: dict[int, RankClock] = {}
     for pairs in rounds(hosts):
         for pair in pairs:
             group = new_group(pair, f"check of ranks {pair[0]} and {pair[1]}")
@@ -120,9 +120,9 @@ def links(
     return found, every[0][1]
 
 
-def _clock(pair: ops.Communicator) -> Clock:
+def _clock(pair: ops.Communicator) -> RankClock:
     """Compares two clocks by round trips: the shortest one says most (Cristian, 1989)."""
-    best = Clock(0.0, float("inf"))
+    best = RankClock(0.0, float("inf"))
     for _ in range(_EXCHANGES):
         sent = time.time()
         ops.broadcast(tf.constant(sent, tf.float64), pair, root=0, label="question for the time")
@@ -130,7 +130,7 @@ def _clock(pair: ops.Communicator) -> Clock:
         received = time.time()
         half = (received - sent) / 2
         if half < best.error:
-            best = Clock(float(theirs) - (sent + half), half)
+            best = RankClock(float(theirs) - (sent + half), half)
     return best
 
 

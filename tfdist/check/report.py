@@ -6,9 +6,9 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 
-from tfdist.check.judge import Finding, judge
+from tfdist.check.judge import Fault, judge
 from tfdist.check.machine import Machine
-from tfdist.check.measure import Clock, Link
+from tfdist.check.measure import Link, RankClock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Report:
     machines: Sequence[Machine]
     speeds: Sequence[float]
     links: Sequence[Link]
-    clocks: dict[int, Clock]
-    findings: Sequence[Finding]
+    clocks: dict[int, RankClock]
+    findings: Sequence[Fault]
 
     @classmethod
     def of(
@@ -38,7 +38,7 @@ class Report:
         machines: Sequence[Machine],
         speeds: Sequence[float],
         links: Sequence[Link],
-        clocks: dict[int, Clock],
+        clocks: dict[int, RankClock],
     ) -> Report:
         """Returns a report with what is wrong."""
         findings = judge(names, machines, speeds, links, clocks)

@@ -91,7 +91,7 @@ class AddressBook:
         self._process: dict[int, str] = {}
         self._unanswered = set(range(1, exchange.size))
 
-    def add(self, request: messages.Address, context: ClientContext) -> dict[str, Any]:
+    def add(self, request: messages.AddressRequest, context: ClientContext) -> dict[str, Any]:
         """Records a process's host, and waits for those of the others.
 
         Args:
@@ -138,7 +138,7 @@ class AddressBook:
     def _all(self) -> list[str]:
         return [self._hosts[index] for index in range(self._exchange.size)]
 
-    def _reason_to_refuse(self, request: messages.Address) -> str | None:
+    def _reason_to_refuse(self, request: messages.AddressRequest) -> str | None:
         own = self._exchange
         reason = messages.reason_to_refuse(request, ranks=own.size)
         if reason:
@@ -235,7 +235,7 @@ def _ask(exchange: HostExchange, settings: Settings) -> list[str]:
                 control = ControlClient(caller, settings.secret, exchange.address, name)
                 opened.callback(control.close)
             poll = wait.poll()
-            request = messages.Address(
+            request = messages.AddressRequest(
                 protocol=messages.PROTOCOL,
                 rank=exchange.index,
                 world_size=exchange.size,

@@ -83,7 +83,7 @@ def domain() -> str:
     return f"{boot} {namespace}"
 
 
-def answer(request: messages.Clock, received: int) -> dict[str, Any]:
+def answer(request: messages.ClockRequest, received: int) -> dict[str, Any]:
     """Answers a probe.
 
     Args:

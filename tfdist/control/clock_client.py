@@ -86,7 +86,7 @@ class ClockClient:
         if client is None:
             client = ControlClient(self._caller, self._secret, address, f"the task at {address}")
             self._clients[address] = client
-        request = messages.Clock(protocol=messages.PROTOCOL, wait=_WAIT)
+        request = messages.ClockRequest(protocol=messages.PROTOCOL, wait=_WAIT)
         probes: list[Probe] = []
         # The first call also connects and fetches a challenge.
         for _ in range(_PROBES + 1):

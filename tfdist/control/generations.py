@@ -105,7 +105,7 @@ _MAX_RECEIVED = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
+class LeaderDecision:
     """What the leader has found out; see `Generations.decide`.
 
     Attributes:
@@ -233,7 +233,7 @@ class Generations:
         with self._changed:
             return self._calls_ended
 
-    def knows_job(self, request: messages.ElasticRecord) -> bool:
+    def knows_job(self, request: messages.ElasticRecordRequest) -> bool:
         """Whether a caller has the job's secret or, where there is none, its list of addresses."""
         return self._knows_job(request)
 
@@ -460,7 +460,7 @@ class Generations:
 
     def decide(
         self, given_up: Collection[str], *, asked_all: bool, admits: bool = True
-    ) -> Decision:
+    ) -> LeaderDecision:
         """Forms the next generation if this process, the leader, can.
 
         Args:
@@ -484,8 +484,8 @@ class Generations:
             gone = tuple(member for member in absent if member.process in given_up)
             workers = len(present) + len(taken_in)
 
-            def lacking(what: str) -> Decision:
-                return Decision(missing=missing, gone=gone, lacks=what, workers=workers)
+            def lacking(what: str) -> LeaderDecision:
+                return LeaderDecision(missing=missing, gone=gone, lacks=what, workers=workers)
 
             if missing:
                 return lacking("")
@@ -509,7 +509,7 @@ class Generations:
             self._begin_round(generation)
             for arrival in formed:
                 self._arrived.pop(arrival.member.process, None)
-            return Decision(generation=generation, gone=gone, workers=workers)
+            return LeaderDecision(generation=generation, gone=gone, workers=workers)
 
     def addresses(self, generation: Generation) -> list[str] | None:
         """Returns the data addresses of a generation that this process leads, by rank.
@@ -554,7 +554,9 @@ class Generations:
 
     # Handlers.
 
-    def probe(self, request: messages.ElasticProbe, context: ClientContext) -> dict[str, Any]:
+    def probe(
+        self, request: messages.ElasticProbeRequest, context: ClientContext
+    ) -> dict[str, Any]:
         """Says that this process lives; to a process of its job, in which generation.
 
         Returns:
@@ -582,7 +584,9 @@ class Generations:
                 }
             return self._signed(answer, request)
 
-    def found(self, request: messages.ElasticFound, context: ClientContext) -> dict[str, Any]:
+    def found(
+        self, request: messages.ElasticFoundRequest, context: ClientContext
+    ) -> dict[str, Any]:
         """Adds a founder and waits for the others; only the task of the first address is called.
 
         Returns:
@@ -630,7 +634,7 @@ class Generations:
                 "missing": self._founders.missing(),
             }
 
-    def form(self, request: messages.ElasticForm, context: ClientContext) -> dict[str, Any]:
+    def form(self, request: messages.ElasticFormRequest, context: ClientContext) -> dict[str, Any]:
         """Takes a process's wish to be in the next generation, and waits until it is formed.
 
         Returns:
@@ -644,7 +648,7 @@ class Generations:
         with self._changed:
             return self._signed(self._form(request, context), request)
 
-    def _form(self, request: messages.ElasticForm, context: ClientContext) -> dict[str, Any]:
+    def _form(self, request: messages.ElasticFormRequest, context: ClientContext) -> dict[str, Any]:
         if self._closed:
             return {"status": "closed"}
         problem = _problem_with_caller(request) or self._contradiction(request)
@@ -696,7 +700,9 @@ class Generations:
             "reached": arrival.is_confirmed,
         }
 
-    def address(self, request: messages.ElasticAddress, context: ClientContext) -> dict[str, Any]:
+    def address(
+        self, request: messages.ElasticAddressRequest, context: ClientContext
+    ) -> dict[str, Any]:
         """Takes a member's data address, and waits for those of the others.
 
         Returns:
@@ -707,7 +713,9 @@ class Generations:
         with self._changed:
             return self._signed(self._address(request, context), request)
 
-    def _address(self, request: messages.ElasticAddress, context: ClientContext) -> dict[str, Any]:
+    def _address(
+        self, request: messages.ElasticAddressRequest, context: ClientContext
+    ) -> dict[str, Any]:
         began = time.monotonic()
         if self._closed:
             return {"status": "closed"}
@@ -748,7 +756,9 @@ class Generations:
             "missing": [str(member) for member in found.missing],
         }
 
-    def leave(self, request: messages.ElasticLeave, context: ClientContext) -> dict[str, Any]:
+    def leave(
+        self, request: messages.ElasticLeaveRequest, context: ClientContext
+    ) -> dict[str, Any]:
         """Records that the process that has this key has left its job: it counts as dead."""
         with self._changed:
             reason = messages.reason_to_refuse(request)
@@ -794,7 +804,7 @@ class Generations:
         return proofs.sign(answer, request.nonce, self.me.process)
 
     def _form_answer(
-        self, request: messages.ElasticForm, arrival: Arrival, is_proven: bool
+        self, request: messages.ElasticFormRequest, arrival: Arrival, is_proven: bool
     ) -> dict[str, Any] | None:
         """The answer to a member or newcomer, or None while it is to wait."""
         caller = request.process
@@ -835,7 +845,7 @@ class Generations:
             return {"status": "redirect", "leader": fields}
         return None
 
-    def _contradiction(self, request: messages.ElasticForm) -> str | None:
+    def _contradiction(self, request: messages.ElasticFormRequest) -> str | None:
         """Why a caller cannot be the process that it says it is, or None."""
         if self._reference is None:
             # A newcomer may call itself: at the address of its task's former process.
@@ -868,7 +878,7 @@ class Generations:
             and self._difference(description, tells=True) is not None
         )
 
-    def _learn(self, request: messages.ElasticForm, dead: Sequence[str]) -> None:
+    def _learn(self, request: messages.ElasticFormRequest, dead: Sequence[str]) -> None:
         """Believes a caller that has proven that it is of this job."""
         caller = request.process
         self._highest = max(self._highest, min(request.highest, 2**62))
@@ -884,7 +894,7 @@ class Generations:
             if process in reference and process not in self._dead and not lives:
                 self._bury(process, "another member has seen its end")
 
-    def _give_up_with(self, request: messages.ElasticForm) -> None:
+    def _give_up_with(self, request: messages.ElasticFormRequest) -> None:
         """Gives up a generation in round 2 if its member comes again: it has given it up."""
         formed = self._round
         if (
@@ -1069,7 +1079,10 @@ class Generations:
         return {"status": "newcomer"}
 
     def _knows_job(
-        self, request: messages.ElasticFound | messages.ElasticForm | messages.ElasticRecord
+        self,
+        request: messages.ElasticFoundRequest
+        | messages.ElasticFormRequest
+        | messages.ElasticRecordRequest,
     ) -> bool:
         """Whether a caller has the job's secret or, where there is none, its list of addresses."""
         return self._callers_are_signed or request.fingerprint == self._fingerprint
@@ -1115,7 +1128,9 @@ class Generations:
         self._calls.hold(context, seconds, lambda: self._closed or done())
 
 
-def _problem_with_caller(request: messages.ElasticFound | messages.ElasticForm) -> str | None:
+def _problem_with_caller(
+    request: messages.ElasticFoundRequest | messages.ElasticFormRequest,
+) -> str | None:
     return messages.reason_to_refuse(request) or problem_with_member(
         request.process, request.name, request.address
     )

@@ -58,7 +58,7 @@ class MessageError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Join:
+class JoinRequest:
     """A rank joins the rendezvous.
 
     `process` is unique per process, so that a restarted task is recognised; `attempt` is unique per
@@ -78,7 +78,7 @@ class Join:
 
 
 @dataclasses.dataclass(frozen=True)
-class Address:
+class AddressRequest:
     """Process `rank` of a launcher's tells its host, and asks for those of all; see
     `address_exchange`. `servers` of the `world_size` processes are parameter servers."""
 
@@ -92,7 +92,7 @@ class Address:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exit:
+class ExitRequest:
     """A rank has finished `generation` of `rendezvous`; with `abandon`, another rank never will."""
 
     protocol: int
@@ -104,7 +104,7 @@ class Exit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Attach:
+class AttachRequest:
     """A worker requests a parameter server's data address; `config` is a PsConfig's text."""
 
     protocol: int
@@ -117,7 +117,7 @@ class Attach:
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
+class CheckpointRequest:
     """The chief, `process`, requests a parameter server's part of checkpoint `number`."""
 
     fingerprint: str
@@ -127,7 +127,7 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stats:
+class StatsRequest:
     """A request for a parameter server's statistics."""
 
     protocol: int
@@ -135,7 +135,7 @@ class Stats:
 
 
 @dataclasses.dataclass(frozen=True)
-class Epoch:
+class EpochRequest:
     """A worker posts its state at the end of an epoch; see ps/epochs/rounds.py for `phase`.
 
     The state comes in `parts` requests, each with the next piece of the text in `data`. The answer
@@ -158,7 +158,7 @@ class Epoch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Waits:
+class WaitsRequest:
     """A parameter server asks another one which workers' steps wait there for which others'."""
 
     protocol: int
@@ -167,7 +167,7 @@ class Waits:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stop:
+class StopRequest:
     """A rank proposes the last step of the job, or asks for it; see `stop_board`.
 
     `last_step` is the proposal and 0 in a question; `stored` is what this rank has stored, or 0;
@@ -184,7 +184,7 @@ class Stop:
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskOpen:
+class TaskOpenRequest:
     """A worker, `process`, wants to share a queue of data tasks; see tasks/master.py.
 
     `digest` identifies what it expects of the queue. In `parts` requests, each with the next piece
@@ -204,7 +204,7 @@ class TaskOpen:
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskBegin:
+class TaskBeginRequest:
     """A worker begins an epoch of a queue, after `ended`, or its `fit`, counted from 1."""
 
     protocol: int
@@ -218,7 +218,7 @@ class TaskBegin:
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskLease:
+class TaskLeaseRequest:
     """A worker asks for a task of an epoch; with `waits` it waits for the others at the end."""
 
     protocol: int
@@ -232,7 +232,7 @@ class TaskLease:
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskReport:
+class TaskReportRequest:
     """A worker is alive, and has trained records.
 
     `held` is a JSON list: for each lease its id and how many of the task's records are trained.
@@ -253,7 +253,7 @@ class TaskReport:
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskEnd:
+class TaskEndRequest:
     """A worker asks whether all tasks of the last epoch, `epoch`, are done.
 
     With `idle` it trains nothing more of what it has. With `waits` it waits for the others' tasks,
@@ -272,8 +272,8 @@ class TaskEnd:
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskState:
-    """A worker asks for the state of all queues; or rank 0 sets it, in `parts` like `TaskOpen`."""
+class TaskStateRequest:
+    """A worker asks for the state of all queues; or rank 0 sets it, in `parts`."""
 
     protocol: int
     fingerprint: str
@@ -286,7 +286,7 @@ class TaskState:
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskStatus:
+class TaskStatusRequest:
     """A request for what `tfdist tasks` shows."""
 
     protocol: int
@@ -294,7 +294,7 @@ class TaskStatus:
 
 
 @dataclasses.dataclass(frozen=True)
-class ElasticProbe:
+class ElasticProbeRequest:
     """A process asks whether the callee lives, and if it is of the same job, in which generation.
 
     Here and in the other requests `fingerprint` is of the training addresses that the caller knows;
@@ -309,7 +309,7 @@ class ElasticProbe:
 
 
 @dataclasses.dataclass(frozen=True)
-class ElasticFound:
+class ElasticFoundRequest:
     """A process takes part in the founding of an elastic job; see founders.py.
 
     `description` is a JSON object of texts, on which all members must agree; `start`, `least` and
@@ -329,7 +329,7 @@ class ElasticFound:
 
 
 @dataclasses.dataclass(frozen=True)
-class ElasticForm:
+class ElasticFormRequest:
     """A process wants to be a member of the next generation.
 
     A newcomer has no `proof`. It waits in the call number `call` of `fit`, from 1, or in none (0):
@@ -357,7 +357,7 @@ class ElasticForm:
 
 
 @dataclasses.dataclass(frozen=True)
-class ElasticAddress:
+class ElasticAddressRequest:
     """A member of the generation with this `mark` says where it listens for data connections."""
 
     protocol: int
@@ -371,7 +371,7 @@ class ElasticAddress:
 
 
 @dataclasses.dataclass(frozen=True)
-class ElasticLeave:
+class ElasticLeaveRequest:
     """The process whose `key` this is leaves its job: it counts as dead from now on."""
 
     protocol: int
@@ -380,7 +380,7 @@ class ElasticLeave:
 
 
 @dataclasses.dataclass(frozen=True)
-class ElasticRecord:
+class ElasticRecordRequest:
     """A newcomer, `process`, asks for the record of a call that the members have ended, or a part.
 
     `part` is a part's digest, and `offset` the number of its first byte; an empty `part` asks for
@@ -397,7 +397,7 @@ class ElasticRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class Clock:
+class ClockRequest:
     """A task asks any other one for its clock; see `clock`."""
 
     protocol: int
@@ -405,29 +405,29 @@ class Clock:
 
 
 REQUESTS: dict[str, type[Any]] = {
-    CLOCK: Clock,
-    JOIN: Join,
-    EXIT: Exit,
-    ATTACH: Attach,
-    CHECKPOINT: Checkpoint,
-    STATS: Stats,
-    EPOCH: Epoch,
-    WAITS: Waits,
-    STOP: Stop,
-    TASK_OPEN: TaskOpen,
-    TASK_BEGIN: TaskBegin,
-    TASK_LEASE: TaskLease,
-    TASK_REPORT: TaskReport,
-    TASK_END: TaskEnd,
-    TASK_STATE: TaskState,
-    TASK_STATUS: TaskStatus,
-    ADDRESS: Address,
-    ELASTIC_PROBE: ElasticProbe,
-    ELASTIC_FOUND: ElasticFound,
-    ELASTIC_FORM: ElasticForm,
-    ELASTIC_ADDRESS: ElasticAddress,
-    ELASTIC_LEAVE: ElasticLeave,
-    ELASTIC_RECORD: ElasticRecord,
+    CLOCK: ClockRequest,
+    JOIN: JoinRequest,
+    EXIT: ExitRequest,
+    ATTACH: AttachRequest,
+    CHECKPOINT: CheckpointRequest,
+    STATS: StatsRequest,
+    EPOCH: EpochRequest,
+    WAITS: WaitsRequest,
+    STOP: StopRequest,
+    TASK_OPEN: TaskOpenRequest,
+    TASK_BEGIN: TaskBeginRequest,
+    TASK_LEASE: TaskLeaseRequest,
+    TASK_REPORT: TaskReportRequest,
+    TASK_END: TaskEndRequest,
+    TASK_STATE: TaskStateRequest,
+    TASK_STATUS: TaskStatusRequest,
+    ADDRESS: AddressRequest,
+    ELASTIC_PROBE: ElasticProbeRequest,
+    ELASTIC_FOUND: ElasticFoundRequest,
+    ELASTIC_FORM: ElasticFormRequest,
+    ELASTIC_ADDRESS: ElasticAddressRequest,
+    ELASTIC_LEAVE: ElasticLeaveRequest,
+    ELASTIC_RECORD: ElasticRecordRequest,
 }
 
 

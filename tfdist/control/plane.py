@@ -159,7 +159,7 @@ class ControlPlane:
             if wait.is_log_due():
                 _log.warning("%s: waiting for %s", self._who(), waiting_for)
             poll = wait.poll()
-            join = messages.Join(
+            join = messages.JoinRequest(
                 protocol=messages.PROTOCOL,
                 rank=rank,
                 world_size=self._cluster.world_size,
@@ -220,7 +220,7 @@ class ControlPlane:
                 _log.warning("%s: leaving after %g s without %s", self._who(), timeout, waiting_for)
                 return False
             poll = 0.0 if abandon else wait.poll()
-            request = messages.Exit(
+            request = messages.ExitRequest(
                 protocol=messages.PROTOCOL,
                 rank=rank,
                 rendezvous=self._rendezvous_id,

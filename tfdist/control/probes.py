@@ -32,7 +32,7 @@ _CONNECT_TIMEOUT = 0.5  # s
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class ProbeAnswer:
     """An answer to a probe.
 
     Attributes:
@@ -51,7 +51,7 @@ class Answer:
     _nonce: str
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], nonce: str) -> Answer | None:
+    def of(cls, fields: Mapping[str, Any], nonce: str) -> ProbeAnswer | None:
         """Returns a process's answer to the probe with `nonce`; None if it makes no sense."""
         member = fields.get("member")
         number, mark, ended = (
@@ -80,7 +80,7 @@ class _Silence:
     unanswered: float | None = None  # the time of the first question since the last answer
     failed: float = 0.0  # the time at which a question was last found to have no answer
     answered: float = 0.0
-    answer: Answer | None = None
+    answer: ProbeAnswer | None = None
     problem: Exception | None = None
     under_way: bool = False
 
@@ -133,7 +133,7 @@ class Probes:
         self,
         member: Member,
         method: str,
-        request: messages.ElasticForm | messages.ElasticAddress,
+        request: messages.ElasticFormRequest | messages.ElasticAddressRequest,
     ) -> dict[str, Any]:
         """Calls a member, and proves to it that this process is of its job.
 
@@ -153,7 +153,7 @@ class Probes:
             return other
         return answer if proofs.is_from(answer, request.nonce, member.process) else other
 
-    def probe(self, address: str, name: str, key: str) -> Answer | None:
+    def probe(self, address: str, name: str, key: str) -> ProbeAnswer | None:
         """Asks the process at an address whether it lives; None if there is no valid answer.
 
         Args:
@@ -161,7 +161,7 @@ class Probes:
           name: its name in errors.
           key: its id or, if that is unknown, the job's; empty if both are.
         """
-        request = messages.ElasticProbe(
+        request = messages.ElasticProbeRequest(
             messages.PROTOCOL, self._fingerprint, nonce="", proof="", wait=self._probe_wait
         )
         request = proofs.prove(request, key)
@@ -169,17 +169,17 @@ class Probes:
             fields = self.call(address, name, messages.ELASTIC_PROBE, request)
         except (UnreachableError, TfdistError):
             return None
-        answer = Answer.of(fields, request.nonce)
+        answer = ProbeAnswer.of(fields, request.nonce)
         if answer is not None:
             with self._lock:
                 silence = self._silence(address)
                 silence.answer, silence.answered = answer, time.monotonic()
         return answer
 
-    def probe_stranger(self, address: str) -> Answer | None:
+    def probe_stranger(self, address: str) -> ProbeAnswer | None:
         """Asks at an address that an unknown caller has named, and tells nothing there."""
         request = proofs.prove(
-            messages.ElasticProbe(messages.PROTOCOL, "", "", "", self._probe_wait), ""
+            messages.ElasticProbeRequest(messages.PROTOCOL, "", "", "", self._probe_wait), ""
         )
         client = ControlClient(self._caller, self._secret, address, f"a newcomer at {address}")
         with contextlib.closing(client):
@@ -189,7 +189,7 @@ class Probes:
                 )
             except (UnreachableError, TfdistError):
                 return None
-        return Answer.of(fields, request.nonce)
+        return ProbeAnswer.of(fields, request.nonce)
 
     def ask(
         self,
@@ -230,7 +230,7 @@ class Probes:
         with self._lock:
             return any(self._silence(address).under_way for address in addresses)
 
-    def answer(self, address: str, since: float) -> Answer | None:
+    def answer(self, address: str, since: float) -> ProbeAnswer | None:
         """Returns the latest answer to a probe of an address.
 
         Args:

@@ -30,7 +30,9 @@ _ID_DIGITS = 32
 # Fields of an answer that are not signed: the proof itself, and what the server only logs.
 _UNSIGNED = ("proof", "details")
 
-Request = messages.ElasticProbe | messages.ElasticForm | messages.ElasticAddress
+Request = (
+    messages.ElasticProbeRequest | messages.ElasticFormRequest | messages.ElasticAddressRequest
+)
 _Request = TypeVar("_Request", bound=Request)
 
 

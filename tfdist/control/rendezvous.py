@@ -31,7 +31,7 @@ _MAX_ID = 64  # characters
 class _JoinedRank:
     """A rank in the open set."""
 
-    join: messages.Join
+    join: messages.JoinRequest
     context: ClientContext
     expires: float = math.inf  # monotonic; infinite while a call of this rank waits
 
@@ -60,7 +60,7 @@ class Rendezvous:
         self._abandoned_by: int | None = None
         self._unanswered: set[int] = set()
 
-    def join(self, join: messages.Join, context: ClientContext) -> dict[str, Any]:
+    def join(self, join: messages.JoinRequest, context: ClientContext) -> dict[str, Any]:
         """Adds a rank to the open set and waits for the others.
 
         Args:
@@ -98,7 +98,7 @@ class Rendezvous:
                     joined.expires = time.monotonic() + _LEASE
             return {"status": "waiting", "missing": missing}
 
-    def exit(self, request: messages.Exit, context: ClientContext) -> dict[str, Any]:
+    def exit(self, request: messages.ExitRequest, context: ClientContext) -> dict[str, Any]:
         """Records that a rank has finished and waits for the others.
 
         Returns:
@@ -154,7 +154,7 @@ class Rendezvous:
             self._closed = True
             self._calls.wake_all()
 
-    def _reason_to_refuse(self, join: messages.Join) -> str | None:
+    def _reason_to_refuse(self, join: messages.JoinRequest) -> str | None:
         size = self._cluster.world_size
         if join.protocol == messages.PROTOCOL and join.world_size != size:
             return f"the caller counts {join.world_size} training tasks, this task counts {size}"
@@ -175,14 +175,14 @@ class Rendezvous:
             return self._superseded_reason(join)
         return None
 
-    def _superseded_reason(self, join: messages.Join) -> str:
+    def _superseded_reason(self, join: messages.JoinRequest) -> str:
         name = self._cluster.name_of_rank(join.rank)
         return (
             f"another process has since joined as {name} and takes its place; expected one "
             f"process per task: do two run as {name}?"
         )
 
-    def _enter(self, join: messages.Join, context: ClientContext) -> _JoinedRank:
+    def _enter(self, join: messages.JoinRequest, context: ClientContext) -> _JoinedRank:
         rank = join.rank
         former = self._process.get(rank)
         if former not in (None, join.process):

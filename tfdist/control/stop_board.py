@@ -58,7 +58,7 @@ class StopBoard:
         """Whether the workers stop because one was told to end."""
         return self._last_step > 0
 
-    def answer(self, request: messages.Stop, context: ClientContext) -> dict[str, Any]:
+    def answer(self, request: messages.StopRequest, context: ClientContext) -> dict[str, Any]:
         """Answers a worker's request.
 
         A question is held until there is a last step, a proposal until all have stored it, each at
@@ -102,12 +102,12 @@ class StopBoard:
             self._closed = True
             self._calls.wake_all()
 
-    def _is_answered(self, request: messages.Stop) -> bool:
+    def _is_answered(self, request: messages.StopRequest) -> bool:
         if request.last_step and request.stored:
             return len(self._stored) == self._ranks
         return self._last_step > 0
 
-    def _reason_to_refuse(self, request: messages.Stop) -> str | None:
+    def _reason_to_refuse(self, request: messages.StopRequest) -> str | None:
         reason = messages.reason_to_refuse(request, self._fingerprint, self._ranks)
         if reason:
             return reason

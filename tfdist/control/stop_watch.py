@@ -20,7 +20,7 @@ _LONG_POLL = 20.0
 _WATCHFUL_POLL = 0.5
 _LONGEST_PAUSE = 5.0
 
-Call = Callable[[messages.Stop], dict[str, Any]]
+Call = Callable[[messages.StopRequest], dict[str, Any]]
 
 
 class StopWatch:
@@ -159,8 +159,8 @@ class StopWatch:
 
     def _request(
         self, last_step: int = 0, stored: int = 0, noticed: bool = False, wait: float = 0.0
-    ) -> messages.Stop:
-        return messages.Stop(
+    ) -> messages.StopRequest:
+        return messages.StopRequest(
             protocol=messages.PROTOCOL,
             fingerprint=self._fingerprint,
             rank=self._rank,

@@ -8,27 +8,41 @@
 | `stream.py` | which records are read, and which of them are trained |
 | `feed.py` | this worker's part in the queues: takes tasks, commits, renews leases |
 | `checkpoints.py` | the queues' state in a checkpoint |
-| `cyclades.py` | rounds of sparse updates without conflicts |
+| `sparse_rounds.py` | rounds of sparse updates without conflicts |
+| `steps.py` | `step` and `commit`, for loops other than `fit` |
 | `service.py`, `server.py` | `distribute`: pipelines on data workers |
 | `position.py`, `openings.py`, `order.py`, `iterators.py` | exact resume of other data |
 
-`tfdist.tasks` has the queues themselves, and their master. See docs/data.md, docs/data_service.md
-and docs/resume.md.
+`queue/` has the queues themselves, and their master; it does not import TensorFlow. See
+docs/data.md, docs/data_service.md and docs/resume.md.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from tfdist.data import feed as _feeds
-from tfdist.data.checkpoints import TaskState
-from tfdist.data.cyclades import Round, cyclades
-from tfdist.data.pipeline import feed_of as _feed_of
-from tfdist.data.pipeline import tracked
-from tfdist.data.service import distribute
-from tfdist.data.sources import from_arrays, from_files, from_ranges
+if TYPE_CHECKING:
+    from tfdist.data.checkpoints import TaskState
+    from tfdist.data.pipeline import tracked
+    from tfdist.data.service import distribute
+    from tfdist.data.sources import from_arrays, from_files, from_ranges
+    from tfdist.data.sparse_rounds import Round, cyclades
+    from tfdist.data.steps import commit, step
+
+# Imported on first use, because they import TensorFlow, which `queue` does not.
+_MODULE_OF = {
+    "Round": "tfdist.data.sparse_rounds",
+    "TaskState": "tfdist.data.checkpoints",
+    "commit": "tfdist.data.steps",
+    "cyclades": "tfdist.data.sparse_rounds",
+    "distribute": "tfdist.data.service",
+    "from_arrays": "tfdist.data.sources",
+    "from_files": "tfdist.data.sources",
+    "from_ranges": "tfdist.data.sources",
+    "step": "tfdist.data.steps",
+    "tracked": "tfdist.data.pipeline",
+}
 
 __all__ = [
     "Round",
@@ -43,80 +57,14 @@ __all__ = [
     "tracked",
 ]
 
+# Type checkers take the names from the imports above; with this function they would accept any.
+if not TYPE_CHECKING:
 
-@contextlib.contextmanager
-def step(dataset: Any = None, batches: int = 1) -> Iterator[None]:
-    """A training step on the next batch of a dataset; for loops other than `fit`.
-
-    With `ParameterServerStrategy` in the modes "async" and "ssp" the step's push commits the batch:
-    each record counts once, also if this worker is killed. Otherwise this is `commit` after the
-    step. An error in the step commits nothing.
-
-    Args:
-      dataset: as for `commit`.
-      batches: how many batches are used within, by one step each.
-
-    Raises:
-      ValueError: as `commit`.
-
-    Example:
-
-    ```python
-    for batch in strategy.experimental_distribute_dataset(dataset):
-        with tfdist.data.step():
-            strategy.run(train_step, args=(batch,))
-    ```
-    """
-    feed = _feed(dataset)
-    feed.begin_steps(batches)
-    try:
-        yield
-    except BaseException:
-        feed.end_steps()
-        raise
-    feed.train(batches)
+    def __getattr__(name: str) -> Any:
+        if name in _MODULE_OF:
+            return getattr(importlib.import_module(_MODULE_OF[name]), name)
+        raise AttributeError(f"module 'tfdist.data' has no attribute '{name}'")
 
 
-def commit(dataset: Any = None, batches: int = 1) -> None:
-    """Says that the next batch of a dataset is trained; for loops other than `fit`.
-
-    Call it after each step, where `step` cannot be used. A strategy that distributes the dataset
-    counts the records of its batches; without a strategy use `tfdist.data.tracked`. Nothing is sent
-    at once: this worker reports about twice a second.
-
-    Args:
-      dataset: made of `from_ranges`, `from_arrays` or `from_files`. `None`: the one that this
-        process reads.
-      batches: how many batches the step has used.
-
-    Raises:
-      ValueError: the process reads none, or several.
-
-    Example:
-
-    ```python
-    for batch in tfdist.data.tracked(dataset):
-        train_step(batch)
-        tfdist.data.commit()
-    ```
-    """
-    _feed(dataset).train(batches)
-
-
-def _feed(dataset: Any) -> _feeds.Feed:
-    """Returns the feed of a dataset; without one, of the only one that this process reads."""
-    if dataset is not None:
-        feed = _feed_of(dataset)
-        if feed is None:
-            raise ValueError(
-                "tfdist.data.commit: expected a dataset made of from_ranges, from_arrays or "
-                f"from_files, received {dataset!r:.200}"
-            )
-        return feed
-    read = [feed for feed in _feeds.current.all() if feed.is_read]
-    if len(read) != 1:
-        raise ValueError(
-            "tfdist.data.commit: expected one dataset of tasks that is read, received "
-            f"{[feed.name for feed in read]}: pass the dataset"
-        )
-    return read[0]
+def __dir__() -> list[str]:
+    return __all__

@@ -41,7 +41,7 @@ from tfdist.data.stream import Batching, Stream
 from tfdist.errors import ClusterConfigError, NotInitializedError, TfdistError
 from tfdist.job import process
 from tfdist.ops.trace import events
-from tfdist.tasks.client import Call, Pending, Task, TaskClient
+from tfdist.tasks.client import Call, OwnedTask, Pending, TaskClient
 from tfdist.tasks.description import Description, Spec
 from tfdist.tasks.master import TaskMaster
 
@@ -133,7 +133,7 @@ class Feed:
         over = begun.current if begun.epoch is not None else self._limit
         return max(0, min(over - begun.first, epochs))
 
-    def tasks(self) -> Iterator[Task | None]:
+    def tasks(self) -> Iterator[OwnedTask | None]:
         """Yields the tasks of one epoch; `None` while it waits for other workers."""
         client = self._open()
         with self._lock:
@@ -158,7 +158,7 @@ class Feed:
                 found = client.lease(self.name, epoch, waits=waits, wait=_POLL if waits else 0.0)
             if found is None:
                 break
-            if isinstance(found, Task):
+            if isinstance(found, OwnedTask):
                 with self._lock:
                     is_current = self._streams[-1] is stream and not stream.is_over
                     if is_current:

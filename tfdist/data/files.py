@@ -9,7 +9,7 @@ from concurrent import futures
 
 import tensorflow as tf
 
-from tfdist.tasks.description import Place
+from tfdist.tasks.description import FilePosition
 
 READERS = ("tfrecord", "lines")
 # Bytes that are read at once while records are counted.
@@ -57,7 +57,9 @@ def size_of(path: str) -> int:
         raise FileNotFoundError(f"from_files: {path} has vanished: {error.message}") from None
 
 
-def places(paths: Sequence[str], reader: str, header: int, task_size: int) -> tuple[Place, ...]:
+def places(
+    paths: Sequence[str], reader: str, header: int, task_size: int
+) -> tuple[FilePosition, ...]:
     """Cuts files into tasks; reads all of them, several at once.
 
     Args:
@@ -71,10 +73,10 @@ def places(paths: Sequence[str], reader: str, header: int, task_size: int) -> tu
     """
     index = _index_of_records if reader == "tfrecord" else _index_of_lines
 
-    def of_file(number: int) -> list[Place]:
+    def of_file(number: int) -> list[FilePosition]:
         begun = list(_tasks(index(paths[number], header), task_size))
         return [
-            Place(number, first, records, start, end - start)
+            FilePosition(number, first, records, start, end - start)
             for first, records, start, end in begun
         ]
 

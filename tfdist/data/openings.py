@@ -30,7 +30,7 @@ from tfdist.data.seeds import restored, users_seed
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Global batches, which can begin at one of them."""
 
     def begin_at(
@@ -76,7 +76,7 @@ class DatasetSource:
     def begin_at(
         self, opened: int, opening: int, batches: int, read: int
     ) -> tf.data.Dataset | None:
-        """See `Source`; reads the batches to leave out, where the dataset cannot skip them."""
+        """See `BatchSource`; reads the batches to leave out, where the dataset cannot skip them."""
         for number in range(opened + 1, opening):
             iterator = iter(self._dataset)  # a shuffle draws its next order; nothing is read
             if number <= read and opens_at_first_element(self._dataset):
@@ -84,12 +84,12 @@ class DatasetSource:
         return self._dataset.skip(batches) if batches else None
 
     def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
-        """See `Source`."""
+        """See `BatchSource`."""
         return unknown_order(self._dataset, opening, draws_are_known)
 
     @property
     def datasets(self) -> list[tf.data.Dataset]:
-        """See `Source`."""
+        """See `BatchSource`."""
         return [self._dataset]
 
     def restore(self, position: InputPosition) -> list[str]:
@@ -110,7 +110,7 @@ class DistributedSource:
     def begin_at(
         self, opened: int, opening: int, batches: int, read: int
     ) -> tf.data.Dataset | None:
-        """See `Source`; `batches` is 0."""
+        """See `BatchSource`; `batches` is 0."""
         for number in range(opened + 1, opening):
             for dataset in _components(self._distributed):
                 iterator = iter(dataset)
@@ -119,12 +119,12 @@ class DistributedSource:
         return None
 
     def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
-        """See `Source`."""
+        """See `BatchSource`."""
         return [r for d in self.datasets for r in unknown_order(d, opening, draws_are_known)]
 
     @property
     def datasets(self) -> list[tf.data.Dataset]:
-        """See `Source`."""
+        """See `BatchSource`."""
         return [d for d in _components(self._distributed) if isinstance(d, tf.data.Dataset)]
 
 
@@ -134,14 +134,14 @@ class TaskSource:
     datasets: Sequence[tf.data.Dataset] = ()
 
     def begin_at(self, opened: int, opening: int, batches: int, read: int) -> None:
-        """See `Source`; the queue leaves out what has been trained."""
+        """See `BatchSource`; the queue leaves out what has been trained."""
 
     def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
-        """See `Source`."""
+        """See `BatchSource`."""
         return []
 
 
-def source_of(dataset: Any, distributed: Any) -> Source:
+def source_of(dataset: Any, distributed: Any) -> BatchSource:
     """Returns the source of some data.
 
     Args:
@@ -196,7 +196,7 @@ class Openings:
 
     def __init__(
         self,
-        source: Source,
+        source: BatchSource,
         distribute: Callable[[tf.data.Dataset], Any],
         distributed: Any,
         splits_batches: Callable[[], bool],

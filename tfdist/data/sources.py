@@ -15,7 +15,7 @@ from tfdist.data import files
 from tfdist.data.feed import Feed
 from tfdist.data.pipeline import mark
 from tfdist.tasks import description
-from tfdist.tasks.client import Task
+from tfdist.tasks.client import OwnedTask
 from tfdist.tasks.description import Description, Spec
 
 _LEASE = 30.0
@@ -179,7 +179,7 @@ def from_files(
     def describe() -> Description:
         return Description(spec, files.places(paths, reader, header, task_size))
 
-    def path_of(task: Task) -> str:
+    def path_of(task: OwnedTask) -> str:
         file = task.place[0]
         size = files.size_of(paths[file])
         if size != sizes[file][1]:
@@ -191,7 +191,7 @@ def from_files(
 
     if reader == "lines":
 
-        def read_lines(task: Task, rows: np.ndarray) -> Any:
+        def read_lines(task: OwnedTask, rows: np.ndarray) -> Any:
             path, (_, offset, size) = path_of(task), task.place
             lines = files.lines_of(files.read(path, offset, size))
             if len(lines) != task.size:
@@ -206,7 +206,7 @@ def from_files(
         unbatch = tf.data.Dataset.unbatch
         return _dataset(name, spec, describe, read_lines, nothing, signature, unbatch)
 
-    def read_records(task: Task, rows: np.ndarray) -> Any:
+    def read_records(task: OwnedTask, rows: np.ndarray) -> Any:
         return path_of(task), np.int64(task.place[1]), np.int64(task.size), rows
 
     signature = (
@@ -219,7 +219,7 @@ def from_files(
     return _dataset(name, spec, describe, read_records, empty, signature, _records(shuffle))
 
 
-def _numbers(task: Task, rows: np.ndarray) -> np.ndarray:
+def _numbers(task: OwnedTask, rows: np.ndarray) -> np.ndarray:
     return task.place[0] + rows
 
 
@@ -227,7 +227,7 @@ def _dataset(
     name: str,
     spec: Spec,
     describe: Callable[[], Description],
-    read: Callable[[Task, np.ndarray], Any],
+    read: Callable[[OwnedTask, np.ndarray], Any],
     nothing: Any,
     signature: Any,
     records_of: Callable[[tf.data.Dataset], tf.data.Dataset],
@@ -264,7 +264,7 @@ def _dataset(
     return mark(records_of(read_tasks).with_options(options), feed)
 
 
-def _rows(feed: Feed, task: Task) -> np.ndarray:
+def _rows(feed: Feed, task: OwnedTask) -> np.ndarray:
     """Returns the rows of a task that are still to be trained, in the order of this epoch."""
     if not feed.spec.shuffle:
         return np.arange(task.first, task.size)

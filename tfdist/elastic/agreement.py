@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdist.control import messages
 from tfdist.control.client import RefusedError, SilentError, UnreachableError
-from tfdist.control.generations import Decision
+from tfdist.control.generations import LeaderDecision
 from tfdist.control.members import Generation, Member
 from tfdist.control.waiting import Wait
 from tfdist.elastic.joining import Joining
@@ -273,7 +273,7 @@ class Agreement:
         """Does not ask a member to lead for some time."""
         self._passed[member.process] = time.monotonic() + self._peers.timing.answer
 
-    def _why_not_formed(self, decision: Decision) -> str:
+    def _why_not_formed(self, decision: LeaderDecision) -> str:
         reference = self._peers.reference()
         if self._peers.state.claims:
             return "; ".join(self._peers.state.claims)

@@ -21,7 +21,7 @@ import contextlib
 from collections.abc import Iterator
 
 from tfdist.elastic.membership import Membership
-from tfdist.elastic.records import Record, Records, failed
+from tfdist.elastic.records import CallRecords, Record, failed
 from tfdist.errors import TfdistError
 
 _MAX_FAILURE = 400  # characters
@@ -50,7 +50,7 @@ class Calls:
         it will.
     """
 
-    def __init__(self, membership: Membership, records: Records) -> None:
+    def __init__(self, membership: Membership, records: CallRecords) -> None:
         self._membership = membership
         self._records = records
         self._depth = 0

@@ -100,7 +100,7 @@ class Connection:
             self._peers.check()
             if wait.is_over:
                 raise Again(f"no data addresses came from {leader}")
-            request = messages.ElasticAddress(
+            request = messages.ElasticAddressRequest(
                 protocol=messages.PROTOCOL,
                 process=self._peers.me.process,
                 mark=generation.mark,

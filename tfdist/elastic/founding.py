@@ -115,7 +115,7 @@ class Founding:
             self._peers.pause(min(self._peers.timing.retry, max(0.0, wait)))
             silent = [address for address in stopped if self._peers.probes.silent_for(address) > 0]
             return "", f"{self._peers.described(silent)} (no answer)" if silent else ""
-        request = messages.ElasticFound(
+        request = messages.ElasticFoundRequest(
             protocol=messages.PROTOCOL,
             fingerprint=self._peers.fingerprint,
             process=self._peers.me.process,

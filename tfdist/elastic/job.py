@@ -43,7 +43,7 @@ from tfdist.elastic.data_values import differences
 from tfdist.elastic.membership import Membership, World
 from tfdist.elastic.owed import OwedCalls
 from tfdist.elastic.peers import Outside
-from tfdist.elastic.records import Records
+from tfdist.elastic.records import CallRecords
 from tfdist.elastic.values import (
     assign_values,
     broadcast_bytes,
@@ -97,7 +97,7 @@ class Unit:
     equalizes: bool = False
 
 
-class State(Protocol):
+class SharedState(Protocol):
     """What a newcomer receives."""
 
     def handles(self) -> Sequence[tf.Tensor]:
@@ -172,7 +172,7 @@ class ElasticJob:
         self._described: tuple[str, ...] = ()
         self._has_told_notice = False  # in the last step
         self._last = Unit("nothing", lambda: None)  # the last unit of work that was done
-        self.state: State | None = None
+        self.state: SharedState | None = None
         self.owed = OwedCalls()
         self._followers: list[Callable[[World, int], None]] = []
         self._change_is_planned = self._member_leaves = False
@@ -190,7 +190,7 @@ class ElasticJob:
         self._leads = False
         self._pid = os.getpid()
         self._open = True
-        self.records = Records(settings.elastic_records)
+        self.records = CallRecords(settings.elastic_records)
         self._membership = Membership(cluster, settings, elastic, description, records=self.records)
         self.calls = Calls(self._membership, self.records)
         try:
@@ -409,7 +409,7 @@ class ElasticJob:
             if is_done:
                 return unit.healed()
 
-    def enter(self, state: State) -> bool:
+    def enter(self, state: SharedState) -> bool:
         """Joins the members as a newcomer: waits for a unit that admits newcomers.
 
         Args:

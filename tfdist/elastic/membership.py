@@ -32,8 +32,8 @@ from tfdist.elastic.connection import Connection
 from tfdist.elastic.founding import Founding
 from tfdist.elastic.joining import Joining
 from tfdist.elastic.peers import Again, Peers, Timing
-from tfdist.elastic.record_exchange import RecordReader, RecordServer
-from tfdist.elastic.records import Record, Records
+from tfdist.elastic.record_exchange import MemberRecords, RecordServer
+from tfdist.elastic.records import CallRecords, Record
 from tfdist.elastic.tombstone import Tombstone
 from tfdist.errors import ClusterConfigError, TfdistError
 from tfdist.ops import Communicator
@@ -111,7 +111,7 @@ class Membership:
         elastic: Elastic,
         description: Mapping[str, str],
         *,
-        records: Records | None = None,
+        records: CallRecords | None = None,
         timing: Timing = Timing(),  # noqa: B008 - frozen
     ) -> None:
         if cluster.rank is None:
@@ -141,8 +141,8 @@ class Membership:
         )
         probes = Probes(cluster, settings.secret, timing.answer)
         self._peers = Peers(self._state, probes, names, timing, settings.rendezvous_timeout)
-        records = Records(0) if records is None else records
-        self._reader = RecordReader(self._peers, records)
+        records = CallRecords(0) if records is None else records
+        self._reader = MemberRecords(self._peers, records)
         self._served = RecordServer(records, self._state.knows_job)
         self._founding = Founding(
             self._peers, tuple(names), start, self._last_refusal, self.tombstone
@@ -295,7 +295,7 @@ class Membership:
         self._state.stand(call, ended)
 
     def record(self, call: int) -> Record | None:
-        """Reads what the members have of a call; see `RecordReader.read`."""
+        """Reads what the members have of a call; see `MemberRecords.read`."""
         return self._reader.read(call)
 
     def serve_records(self, seconds: float) -> None:
@@ -395,7 +395,7 @@ class Membership:
     def _tell(self, others: Sequence[Member]) -> None:
         """Tells other members that this process leaves; silent ones are not waited for long."""
         probes = self._peers.probes
-        request = messages.ElasticLeave(messages.PROTOCOL, self._key, wait=0.0)
+        request = messages.ElasticLeaveRequest(messages.PROTOCOL, self._key, wait=0.0)
 
         def tell(member: Member) -> None:
             with contextlib.suppress(UnreachableError, TfdistError):

@@ -9,12 +9,12 @@ from typing import NoReturn
 from tfdist.elastic.job import ElasticJob
 from tfdist.errors import Preempted
 from tfdist.preemption.notice import notice
-from tfdist.preemption.training import Training, end_as_preempted
+from tfdist.preemption.training import StoppableSteps, end_as_preempted
 
 _log = logging.getLogger("tfdist.elastic")
 
 
-class ElasticTraining(Training):
+class ElasticTraining(StoppableSteps):
     """The steps of one member; the members tell each other of notices within a step.
 
     Args:

@@ -14,7 +14,7 @@ from tfdist.control.client import ANSWER_MARGIN
 from tfdist.control.generations import Generations
 from tfdist.control.members import Generation, Member
 from tfdist.control.messages import MessageError
-from tfdist.control.probes import Answer, Probes
+from tfdist.control.probes import ProbeAnswer, Probes
 from tfdist.control.waiting import Wait
 from tfdist.elastic.confirming import Confirming
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError, TfdistError
@@ -146,7 +146,7 @@ class Peers:
             self.pause(self.timing.answer)
             raise Again(f"generation {generation.number} was not entered")
 
-    def answer_of(self, member: Member, since: float) -> Answer | None:
+    def answer_of(self, member: Member, since: float) -> ProbeAnswer | None:
         """Returns a member's own answer to a probe; another process's is a proof of its death."""
         answer = self.probes.answer(member.address, since)
         if answer is None:
@@ -165,9 +165,9 @@ class Peers:
         """
         self.state.declare_dead(member.process, "another process has its address")
 
-    def form_request(self, wait: float) -> messages.ElasticForm:
+    def form_request(self, wait: float) -> messages.ElasticFormRequest:
         reference = self.state.reference
-        return messages.ElasticForm(
+        return messages.ElasticFormRequest(
             protocol=messages.PROTOCOL,
             fingerprint=self.fingerprint,
             process=self.me.process,

@@ -20,7 +20,7 @@ from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
 from tfdist.control.held_calls import ClientContext
 from tfdist.elastic.peers import Peers
-from tfdist.elastic.records import Record, RecordGoneError, Records, digest_of
+from tfdist.elastic.records import CallRecords, Record, RecordGoneError, digest_of
 from tfdist.errors import TfdistError
 
 _log = logging.getLogger("tfdist.elastic")
@@ -56,7 +56,7 @@ class RecordServer:
     """
 
     def __init__(
-        self, records: Records, knows_job: Callable[[messages.ElasticRecord], bool]
+        self, records: CallRecords, knows_job: Callable[[messages.ElasticRecordRequest], bool]
     ) -> None:
         self._records = records
         self._knows_job = knows_job
@@ -74,7 +74,9 @@ class RecordServer:
                 if reader.asked <= ended  # else it waits for a call that has not ended
             )
 
-    def answer(self, request: messages.ElasticRecord, context: ClientContext) -> dict[str, Any]:
+    def answer(
+        self, request: messages.ElasticRecordRequest, context: ClientContext
+    ) -> dict[str, Any]:
         """Answers one request.
 
         Returns:
@@ -106,7 +108,7 @@ class RecordServer:
             return {"status": "gone"}
         return {"status": "here", "bytes": base64.b64encode(content).decode(), "size": size}
 
-    def _note_call(self, request: messages.ElasticRecord, has_ended: bool) -> None:
+    def _note_call(self, request: messages.ElasticRecordRequest, has_ended: bool) -> None:
         if request.call < 1:
             return
         now = time.monotonic()
@@ -120,7 +122,7 @@ class RecordServer:
                 del self._readers[oldest]
             self._readers[request.process] = _Reader(request.call, now)
 
-    def _note_part(self, request: messages.ElasticRecord) -> None:
+    def _note_part(self, request: messages.ElasticRecordRequest) -> None:
         with self._lock:
             reader = self._readers.get(request.process)
             if reader is not None:
@@ -136,7 +138,7 @@ class _Gone(Exception):
     """A member has not all parts of a record."""
 
 
-class RecordReader:
+class MemberRecords:
     """Reads records of the members.
 
     Args:
@@ -147,7 +149,7 @@ class RecordReader:
       heard: monotonic time at which a member has answered last.
     """
 
-    def __init__(self, peers: Peers, records: Records) -> None:
+    def __init__(self, peers: Peers, records: CallRecords) -> None:
         self._peers = peers
         self._records = records
         self.heard = time.monotonic()
@@ -246,7 +248,7 @@ class RecordReader:
             return content
 
     def _call(self, address: str, call: int, part: str, offset: int) -> dict[str, Any] | None:
-        request = messages.ElasticRecord(
+        request = messages.ElasticRecordRequest(
             messages.PROTOCOL,
             self._peers.fingerprint,
             self._peers.me.process,

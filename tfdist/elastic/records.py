@@ -100,7 +100,7 @@ class RecordGoneError(TfdistError):
     """What a call has left is not kept any more, so a process cannot leave the call out."""
 
 
-class Records:
+class CallRecords:
     """The records of all calls that this process has ended, or left out.
 
     Any thread may read; one at a time adds.

@@ -62,7 +62,7 @@ class Members(Protocol):
         """Leaves the job; `failure` says why this process ends before its work is done."""
 
 
-class Exporter(Protocol):
+class MetricsExporter(Protocol):
     """The server of this task's metrics; `tfdist.metrics` has it."""
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Process:
         # Whether the program is ending: nothing of the script can fail any more.
         self.is_at_end = False
         self._before_leaving: list[Callable[[bool], None]] = []
-        self._exporter: Exporter | None = None
+        self._exporter: MetricsExporter | None = None
         # Whether strategies count training steps; to be set before steps are traced.
         self.counts_steps = False
 
@@ -433,7 +433,7 @@ class Process:
         """Whether servers hold this process's variables, not only embedding tables."""
         return self._has_server_variables
 
-    def _report_waits(self, cluster: Cluster, source: stragglers.Source) -> None:
+    def _report_waits(self, cluster: Cluster, source: stragglers.PeerWaits) -> None:
         """Reports, from now on, for whom this task waits; see `observe.stragglers`."""
         if not self.settings.straggler_period:
             return

@@ -15,14 +15,14 @@ from tfdist.elastic.atomic_step import read, type_of
 from tfdist.elastic.calls import Calls
 from tfdist.elastic.job import ElasticJob
 from tfdist.elastic.plain_values import decode, encode
-from tfdist.elastic.records import Record, Records, Value, differences, failed
+from tfdist.elastic.records import CallRecords, Record, Value, differences, failed
 from tfdist.elastic.values import assign_values
 from tfdist.errors import TfdistError
 from tfdist.keras.callback_state import CallbackStateError
 
 
 def kept_record(
-    records: Records,
+    records: CallRecords,
     kind: str,
     subject: dict[str, str],
     rest: Mapping[str, Any],
@@ -49,7 +49,7 @@ def kept_record(
     return Record(kind, dict(subject), digest, values)
 
 
-def restored(records: Records, record: Record, handles: Sequence[tf.Tensor]) -> dict[str, Any]:
+def restored(records: CallRecords, record: Record, handles: Sequence[tf.Tensor]) -> dict[str, Any]:
     """Assigns a record's values to variables; returns the rest.
 
     Args:
@@ -121,7 +121,7 @@ def check_subject(job: ElasticJob, record: Record, kind: str, subject: dict[str,
         )
 
 
-def _received_value(records: Records, value: Value, handle: tf.Tensor) -> tf.Tensor:
+def _received_value(records: CallRecords, value: Value, handle: tf.Tensor) -> tf.Tensor:
     own = type_of(handle)
     assert own is not None
     dtype, shape = own
@@ -141,7 +141,7 @@ def _received_value(records: Records, value: Value, handle: tf.Tensor) -> tf.Ten
         return tf.constant(array.reshape(value.shape))
 
 
-def _kept_value(records: Records, tensor: tf.Tensor) -> Value:
+def _kept_value(records: CallRecords, tensor: tf.Tensor) -> Value:
     with tf.device("/device:CPU:0"):
         array = np.asarray(tf.identity(tensor).numpy())
     if array.dtype.hasobject:

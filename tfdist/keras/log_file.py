@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 
-class LogFile:
+class CsvLogFile:
     """Stands for the file in a `CSVLogger`.
 
     Args:

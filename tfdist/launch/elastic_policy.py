@@ -106,7 +106,7 @@ class Verdict(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
+class FailureDecision:
     """What follows from a failure, and why.
 
     Attributes:
@@ -285,7 +285,7 @@ class ElasticPolicy:
         self._slots[slot] = _Slot(SlotState.WAITING, held=True)
         return self._backoff.seconds(1)
 
-    def failed(self, slot: int, life: float) -> Decision:
+    def failed(self, slot: int, life: float) -> FailureDecision:
         """Decides what follows from the failure of a running worker.
 
         Args:
@@ -301,7 +301,7 @@ class ElasticPolicy:
         if self.finished:
             by = self._of(SlotState.FINISHED)[0]
             verdict = Verdict.TOO_LATE if found.late else Verdict.FAIL_AT_END
-            return Decision(verdict, reason=f"worker {by} has finished before")
+            return FailureDecision(verdict, reason=f"worker {by} has finished before")
         others = len(self.not_held)
         if found.soon >= self._backoff.attempts:
             reason = (
@@ -313,13 +313,13 @@ class ElasticPolicy:
         elif others + 1 >= self.workers.minimum:
             found.state = SlotState.WAITING
             self.restarts_left -= 1
-            return Decision(Verdict.RESTART, wait=self._backoff.seconds(found.failures))
+            return FailureDecision(Verdict.RESTART, wait=self._backoff.seconds(found.failures))
         else:
             reason = ""
         if others >= self.workers.minimum:
-            return Decision(Verdict.LEAVE_OUT, reason=reason)
+            return FailureDecision(Verdict.LEAVE_OUT, reason=reason)
         few = f"too few workers remain ({others}, expected at least {self.workers.minimum})"
-        return Decision(Verdict.FAIL, reason=f"{reason}; {few}" if reason else few)
+        return FailureDecision(Verdict.FAIL, reason=f"{reason}; {few}" if reason else few)
 
     def take_restart(self) -> bool:
         """Takes one of the restarts, for a task without a slot; returns whether there was one."""

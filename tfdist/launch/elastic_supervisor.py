@@ -15,7 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfdist.errors import Preempted
-from tfdist.launch.elastic_policy import Decision, ElasticPolicy, ScaleError, SlotState, Verdict
+from tfdist.launch.elastic_policy import (
+    ElasticPolicy,
+    FailureDecision,
+    ScaleError,
+    SlotState,
+    Verdict,
+)
 from tfdist.launch.hosts import discovery
 from tfdist.launch.hosts.connection import HostConnection
 from tfdist.launch.hosts.cooldown import Cooldown
@@ -264,7 +270,7 @@ class ElasticSupervisor(Supervisor):
         self._say(f"{task.spec.title} failed: {task.exit}; starting it again ({left})")
         self._replace(task)
 
-    def _worker_failed(self, task: Task, decision: Decision) -> None:
+    def _worker_failed(self, task: Task, decision: FailureDecision) -> None:
         if decision.verdict is Verdict.FAIL:
             self._fail(task, f"; {decision.reason}")
             return
@@ -281,7 +287,7 @@ class ElasticSupervisor(Supervisor):
             self._survived.append(f"{task.spec.title} ({task.exit})")
             self._start_later_or_never(task.index, what, decision)
 
-    def _start_later_or_never(self, slot: int, what: str, decision: Decision) -> None:
+    def _start_later_or_never(self, slot: int, what: str, decision: FailureDecision) -> None:
         """Carries out a decision after which the job goes on; `what` happened."""
         if decision.verdict is Verdict.LEAVE_OUT:
             self._say(f"{what}; {decision.reason}; left out, workers now: {self._count()}")

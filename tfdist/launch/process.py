@@ -69,7 +69,7 @@ class ProcessSpec:
     cpus: Sequence[int] | None = None
 
 
-class Process(Protocol):
+class TaskProcess(Protocol):
     """A process of a job, on this machine or another one."""
 
     @property

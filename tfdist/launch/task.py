@@ -18,10 +18,10 @@ from tfdist.launch.output import (
     TaskOutput,
     terminal_size,
 )
-from tfdist.launch.process import Exit, Process, ProcessSpec
+from tfdist.launch.process import Exit, ProcessSpec, TaskProcess
 
 # Starts a process whose stdout and stderr the sinks receive.
-Start = Callable[[ProcessSpec, Sequence[Sink]], Process]
+Start = Callable[[ProcessSpec, Sequence[Sink]], TaskProcess]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from tfdist.config.printing import printable
 from tfdist.control.signing import dashboard_token
 from tfdist.errors import ClusterConfigError
 from tfdist.live import targets
-from tfdist.live.records import Answer, activity
+from tfdist.live.records import TaskAnswer, activity
 from tfdist.live.sampler import Sampler
 from tfdist.metrics.http_server import BoundedHandler, BoundedServer, address_of
 
@@ -75,7 +75,7 @@ class JobView:
         self._sampler = sampler
         self._title = title
         self._lock = threading.Lock()
-        self._before: Sequence[Answer] = ()
+        self._before: Sequence[TaskAnswer] = ()
         self._looked_at = float("-inf")
         self._text = b""
 
@@ -95,7 +95,9 @@ class JobView:
         self._before, self._looked_at = after, time.monotonic()
 
 
-def describe(title: str, before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, Any]:
+def describe(
+    title: str, before: Sequence[TaskAnswer], after: Sequence[TaskAnswer]
+) -> dict[str, Any]:
     """Returns what the page shows, as an object for JSON.
 
     Args:

@@ -1,7 +1,7 @@
 """What a task tells, and what a job does between two looks at it: plain records.
 
-`tfdist.metrics.state` writes what `State` reads. It came from another process, so that every field
-is checked: no answer of one task may keep the others' from being shown.
+`tfdist.metrics.state` writes what `ReportedState` reads. It came from another process, so that
+every field is checked: no answer of one task may keep the others' from being shown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_TEXT = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Event:
+class TaskEvent:
     """Something that a task did or does; times are seconds before the sample, `None`: not yet.
 
     Attributes:
@@ -54,7 +54,7 @@ class Event:
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class ReportedState:
     """What a task has told about itself.
 
     Attributes:
@@ -79,10 +79,10 @@ class State:
     metrics: Mapping[tuple[str, ...], float]
     traffic: Mapping[str, tuple[int, int]]
     loss: Sequence[tuple[int, float | None]]
-    events: Sequence[Event]
+    events: Sequence[TaskEvent]
 
     @classmethod
-    def from_json(cls, fields: Any) -> State:
+    def from_json(cls, fields: Any) -> ReportedState:
         """Returns the state that a task's answer holds.
 
         Raises:
@@ -133,7 +133,7 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class TaskAnswer:
     """The answer of one task to one request.
 
     Attributes:
@@ -147,7 +147,7 @@ class Answer:
     name: str
     address: str
     at: float
-    state: State | None = None
+    state: ReportedState | None = None
     problem: str = ""
 
 
@@ -229,7 +229,7 @@ class JobActivity:
         return name if self.waited_for[name] >= 0.1 else None
 
 
-def activity(before: Sequence[Answer], after: Sequence[Answer]) -> JobActivity:
+def activity(before: Sequence[TaskAnswer], after: Sequence[TaskAnswer]) -> JobActivity:
     """Returns what a job did between two looks.
 
     Args:
@@ -250,7 +250,7 @@ def activity(before: Sequence[Answer], after: Sequence[Answer]) -> JobActivity:
     )
 
 
-def _of_task(before: Answer, after: Answer) -> TaskActivity:
+def _of_task(before: TaskAnswer, after: TaskAnswer) -> TaskActivity:
     state = after.state
     if state is None:
         return TaskActivity(after.name, after.address, after.problem or "did not answer")
@@ -288,7 +288,7 @@ def _of_task(before: Answer, after: Answer) -> TaskActivity:
 class _Between:
     """Rates between two answers of one task; a task that was started again has none yet."""
 
-    def __init__(self, before: Answer, after: Answer) -> None:
+    def __init__(self, before: TaskAnswer, after: TaskAnswer) -> None:
         assert after.state is not None
         self._after = after.state
         then = before.state
@@ -321,7 +321,7 @@ class _Between:
         return found
 
 
-def _queues(before: Answer, after: Answer) -> Iterable[Queue]:
+def _queues(before: TaskAnswer, after: TaskAnswer) -> Iterable[Queue]:
     if after.state is None:
         return
     names = sorted(_first_labels(after.state, "tfdist_tasks"))
@@ -337,12 +337,12 @@ def _queues(before: Answer, after: Answer) -> Iterable[Queue]:
         yield Queue(name, to_do, pending, done, parked, record_rate=rate)
 
 
-def _first_labels(state: State, name: str) -> set[str]:
+def _first_labels(state: ReportedState, name: str) -> set[str]:
     return {labels[0] for labels in state.labelled(name) if labels}
 
 
-def _event(fields: Any) -> Event:
-    return Event(
+def _event(fields: Any) -> TaskEvent:
+    return TaskEvent(
         kind=_text(fields["kind"]),
         operation=_text(fields["operation"]),
         name=_text(fields["name"]),

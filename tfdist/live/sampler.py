@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tfdist.live.records import Answer, State
+from tfdist.live.records import ReportedState, TaskAnswer
 from tfdist.live.targets import Targets
 
 _MAX_BYTES = 8 * 1024 * 1024  # of an answer
@@ -32,14 +32,14 @@ class Sampler:
         count = min(_MAX_THREADS, len(targets.addresses))
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="tfdist-sampler")
 
-    def sample(self, events: float = 0.0) -> list[Answer]:
+    def sample(self, events: float = 0.0) -> list[TaskAnswer]:
         """Returns each task's answer, in the order of the targets.
 
         Args:
           events: seconds of which the tasks tell their events and the loss; 0: neither.
         """
 
-        def ask(target: tuple[str, str]) -> Answer:
+        def ask(target: tuple[str, str]) -> TaskAnswer:
             return self._ask(target[0], target[1], events)
 
         return list(self._pool.map(ask, self._targets.addresses.items()))
@@ -48,7 +48,7 @@ class Sampler:
         """Ends the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, name: str, address: str, events: float) -> Answer:
+    def _ask(self, name: str, address: str, events: float) -> TaskAnswer:
         try:
             state = self._request(address, events)
             # A job file tells the names; without one a task is called by its address.
@@ -63,10 +63,10 @@ class Sampler:
         except (ValueError, RecursionError) as error:
             problem = f"expected what a task of this release tells, received: {error}"
         else:
-            return Answer(name, address, time.monotonic(), state)
-        return Answer(name, address, time.monotonic(), problem=problem)
+            return TaskAnswer(name, address, time.monotonic(), state)
+        return TaskAnswer(name, address, time.monotonic(), problem=problem)
 
-    def _request(self, address: str, events: float) -> State:
+    def _request(self, address: str, events: float) -> ReportedState:
         host, _, port = address.rpartition(":")
         deadline = time.monotonic() + self._timeout
         connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=self._timeout)
@@ -84,7 +84,7 @@ class Sampler:
                 raise ValueError("a refusal: it has no secret, or another one than this command")
             if answer.status != http.client.OK:
                 raise ValueError(f"status {answer.status}")
-            return State.from_json(json.loads(answer.read()))
+            return ReportedState.from_json(json.loads(answer.read()))
         finally:
             connection.close()
 

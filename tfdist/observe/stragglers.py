@@ -23,7 +23,7 @@ MIN_SECONDS = 1.0
 MIN_SHARE = 0.1
 
 
-class Source(Protocol):
+class PeerWaits(Protocol):
     """What knows for whom this task waits; a `Communicator` is one."""
 
     def waits(self) -> dict[str, float]:
@@ -48,14 +48,14 @@ class StragglerReport:
         self._steps = steps
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._sources: list[Source] = []
+        self._sources: list[PeerWaits] = []
         self._before: dict[str, float] = {}
         self._since, self._step = time.monotonic(), steps()
         self._closed = threading.Event()
         if period:
             threading.Thread(target=self._run, name="tfdist-stragglers", daemon=True).start()
 
-    def follow(self, source: Source) -> None:
+    def follow(self, source: PeerWaits) -> None:
         """Adds a source, from its present state on."""
         with self._lock:
             self._sources.append(source)

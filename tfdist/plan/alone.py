@@ -30,13 +30,13 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdist.keras.callback import Callback, with_callback
 from tfdist.keras.registry import hooks, install
-from tfdist.plan.costs import Bucket, bucketed
+from tfdist.plan.costs import GradientBucket, bucketed
 
 # The first steps trace functions, and the next ones fill caches.
 WARM_UP = 3
 
 
-class Recorder:
+class StepRecorder:
     """What the steps of this process tell.
 
     Args:
@@ -108,7 +108,9 @@ class Recorder:
             if gradient is not None and not isinstance(gradient, tf.IndexedSlices)
             if (size := math.prod(variable.shape))
         ][::-1]
-        self._buckets = [b.parameters for b in bucketed([Bucket(size, 0.0) for _, size in dense])]
+        self._buckets = [
+            b.parameters for b in bucketed([GradientBucket(size, 0.0) for _, size in dense])
+        ]
         self._ready = [[] for _ in self._buckets]
         left = iter(dense)
         for at, parameters in enumerate(self._buckets):
@@ -203,7 +205,7 @@ class Recorder:
 class _Clock(Callback):
     """Tells the recorder of the steps of `fit`."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: StepRecorder) -> None:
         super().__init__()
         self._recorder = recorder
         self._next = 0
@@ -223,7 +225,7 @@ class _Clock(Callback):
 
 
 # What the hooks below tell; `main` sets it once, before they are installed.
-_recorders: list[Recorder] = []
+_recorders: list[StepRecorder] = []
 
 
 @hooks(BaseOptimizer, "apply")
@@ -266,7 +268,7 @@ def main(arguments: list[str]) -> int:
     """
     result, steps, script, *rest = arguments
     _end_with_parent()
-    recorder = Recorder(Path(result), int(steps))
+    recorder = StepRecorder(Path(result), int(steps))
     _recorders.append(recorder)
     install(__name__ if __name__ != "__main__" else "tfdist.plan.alone")
     sys.argv = [script, *rest]

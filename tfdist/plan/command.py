@@ -159,7 +159,7 @@ def run(chosen: argparse.Namespace) -> int:
     links = Links(chosen.bandwidth, chosen.latency)
     if chosen.workers_per_host > 1:
         links = Links(chosen.bandwidth, chosen.latency, chosen.local_bandwidth)
-    training = costs.Training(
+    training = costs.PlannedTraining(
         parameters=chosen.parameters if measured is None else measured.dense,
         compute=chosen.compute if measured is None else measured.compute,
         links=links,

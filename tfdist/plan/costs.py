@@ -53,7 +53,7 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bucket:
+class GradientBucket:
     """Gradients that travel together.
 
     Args:
@@ -66,7 +66,7 @@ class Bucket:
 
 
 @dataclasses.dataclass(frozen=True)
-class Training:
+class PlannedTraining:
     """What is trained, and on what.
 
     Args:
@@ -90,7 +90,7 @@ class Training:
     per_host: int = 1
     servers: int = 1
     backward: float = BACKWARD
-    profile: Sequence[Bucket] = ()
+    profile: Sequence[GradientBucket] = ()
 
     @property
     def dense_bytes(self) -> int:
@@ -106,14 +106,14 @@ class Training:
         )
 
     @property
-    def buckets(self) -> Sequence[Bucket]:
+    def buckets(self) -> Sequence[GradientBucket]:
         """The profile, or that of bytes that are completed evenly."""
         if self.profile:
             return self.profile
         return evenly(self.parameters, self.value_bytes, self.backward)
 
 
-def evenly(parameters: int, value_bytes: int, backward: float) -> list[Bucket]:
+def evenly(parameters: int, value_bytes: int, backward: float) -> list[GradientBucket]:
     """Full buckets, and what is left, which are completed evenly during back-propagation.
 
     Args:
@@ -126,22 +126,22 @@ def evenly(parameters: int, value_bytes: int, backward: float) -> list[Bucket]:
     ready = [1 - backward + backward * end / max(1, parameters) for end in ends]
     ready[-1] = 1.0
     starts = [0, *ends[:-1]]
-    return [Bucket(e - s, r) for s, e, r in zip(starts, ends, ready, strict=True)]
+    return [GradientBucket(e - s, r) for s, e, r in zip(starts, ends, ready, strict=True)]
 
 
-def bucketed(gradients: Sequence[Bucket], value_bytes: int = 4) -> list[Bucket]:
+def bucketed(gradients: Sequence[GradientBucket], value_bytes: int = 4) -> list[GradientBucket]:
     """Puts gradients into buckets as tfdist does: a bucket is closed once it holds 4 MB.
 
     Args:
       gradients: each alone, in the order in which they exist; no gradient is divided.
       value_bytes: of one value.
     """
-    buckets: list[Bucket] = []
+    buckets: list[GradientBucket] = []
     parameters, ready = 0, 0.0
     for i, gradient in enumerate(gradients):
         parameters, ready = parameters + gradient.parameters, max(ready, gradient.ready)
         if parameters * value_bytes >= traffic.BUCKET_BYTES or i == len(gradients) - 1:
-            buckets.append(Bucket(parameters, ready))
+            buckets.append(GradientBucket(parameters, ready))
             parameters = 0
     return buckets
 
@@ -174,14 +174,14 @@ class Estimate:
     bandwidth_needed: float | None
 
 
-def algorithm_of(training: Training, workers: int) -> str:
+def algorithm_of(training: PlannedTraining, workers: int) -> str:
     """The algorithm that tfdist chooses for the dense gradients' buckets."""
     size = max(bucket.parameters for bucket in training.buckets) * training.value_bytes
     return traffic.selected(workers, size, training.per_host)
 
 
 def all_reduce(
-    training: Training,
+    training: PlannedTraining,
     workers: int,
     *,
     algorithm: str | None = None,
@@ -216,7 +216,7 @@ def all_reduce(
     )
 
 
-def step_time(training: Training, communication: float, overlapped: bool) -> float:
+def step_time(training: PlannedTraining, communication: float, overlapped: bool) -> float:
     """Seconds of a step with an exchange of `communication` seconds; see the module."""
     compute = training.compute
     if not overlapped:
@@ -225,7 +225,7 @@ def step_time(training: Training, communication: float, overlapped: bool) -> flo
     return max(compute * begin + communication * share for begin, share in waits)
 
 
-def communication_budget(training: Training, target: float, overlapped: bool) -> float:
+def communication_budget(training: PlannedTraining, target: float, overlapped: bool) -> float:
     """Seconds that an exchange may take for an efficiency; the inverse of `step_time`."""
     compute = training.compute
     step = compute / target
@@ -234,7 +234,7 @@ def communication_budget(training: Training, target: float, overlapped: bool) ->
     return min((step - compute * begin) / share for begin, share in _waits(training))
 
 
-def _waits(training: Training) -> list[tuple[float, float]]:
+def _waits(training: PlannedTraining) -> list[tuple[float, float]]:
     """For each bucket the part of the computing that passes beside no exchange of it or later ones.
 
     Returns:
@@ -252,7 +252,7 @@ def _waits(training: Training) -> list[tuple[float, float]]:
 
 
 def synchronous_servers(
-    training: Training, workers: int, *, target: float | None = None
+    training: PlannedTraining, workers: int, *, target: float | None = None
 ) -> Estimate:
     """A step with parameter servers, all workers in step: pull, compute, push.
 
@@ -270,7 +270,7 @@ def synchronous_servers(
 
 
 def asynchronous_servers(
-    training: Training, workers: int, *, target: float | None = None
+    training: PlannedTraining, workers: int, *, target: float | None = None
 ) -> Estimate:
     """A step with parameter servers and workers that do not wait: a lower bound.
 
@@ -298,7 +298,7 @@ def asynchronous_servers(
     return _estimate(training, ASYNC, workers, communication, step, needed)
 
 
-def methods(training: Training, workers: int, target: float | None = None) -> list[Estimate]:
+def methods(training: PlannedTraining, workers: int, target: float | None = None) -> list[Estimate]:
     """All ways of exchanging gradients; tfdist's own all-reduce first, without and with overlap."""
     choice = algorithm_of(training, workers)
     algorithms = [choice]
@@ -315,14 +315,14 @@ def methods(training: Training, workers: int, target: float | None = None) -> li
     return estimates
 
 
-def _pull_and_push(training: Training, workers: int) -> Phases:
+def _pull_and_push(training: PlannedTraining, workers: int) -> Phases:
     # Rows of tables are pulled and pushed alone, as those of tfdist.layers.Embedding.
     size = training.dense_bytes + training.row_bytes
     return traffic.pull_and_push(workers, size, size, training.servers, training.per_host)
 
 
 def _estimate(
-    training: Training,
+    training: PlannedTraining,
     method: str,
     workers: int,
     communication: float,

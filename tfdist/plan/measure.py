@@ -14,7 +14,7 @@ from pathlib import Path
 from tfdist.config.own_program import own_module
 from tfdist.config.settings import environment_without_job
 from tfdist.errors import TfdistError
-from tfdist.plan.costs import Bucket, Table
+from tfdist.plan.costs import GradientBucket, Table
 
 # Seconds that a process which is killed has to end.
 _END = 10.0
@@ -43,7 +43,7 @@ class Measured:
     dense: int
     tables: tuple[Table, ...]
     uncounted: tuple[str, ...]
-    profile: tuple[Bucket, ...]
+    profile: tuple[GradientBucket, ...]
 
 
 def measure(script: Path, arguments: Sequence[str], steps: int, timeout: float) -> Measured:
@@ -105,5 +105,5 @@ def _read(script: Path, found: dict, code: int) -> Measured:
             Table(t["name"], t["rows"], t["width"], t["rows_per_step"] or t["rows"]) for t in tables
         ),
         uncounted=tuple(t["name"] for t in tables if t["rows_per_step"] is None),
-        profile=tuple(Bucket(b["parameters"], b["ready"]) for b in found["buckets"]),
+        profile=tuple(GradientBucket(b["parameters"], b["ready"]) for b in found["buckets"]),
     )

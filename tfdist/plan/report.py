@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.plan import costs
-from tfdist.plan.costs import Bucket, Estimate, Training
+from tfdist.plan.costs import Estimate, GradientBucket, PlannedTraining
 from tfdist.plan.measure import Measured
 from tfdist.plan.units import show_bytes, show_count, show_rate, show_seconds
 
@@ -23,7 +23,7 @@ class Plan:
       measured: what a script told; `None`: parameters and computing were given.
     """
 
-    training: Training
+    training: PlannedTraining
     workers: int
     target: float | None = None
     measured: Measured | None = None
@@ -117,7 +117,7 @@ def _situation(plan: Plan) -> list[str]:
     return lines
 
 
-def _some(profile: Sequence[Bucket]) -> Sequence[Bucket]:
+def _some(profile: Sequence[GradientBucket]) -> Sequence[GradientBucket]:
     """At most five of them, with the first and the last."""
     last = len(profile) - 1
     return [profile[i] for i in sorted({last * part // 4 for part in range(5)})]
@@ -170,7 +170,7 @@ def _answer(plan: Plan) -> list[str]:
     return [f"With overlap, {' and '.join(parts)} the samples per second of one."]
 
 
-def _name(estimate: Estimate, training: Training) -> str:
+def _name(estimate: Estimate, training: PlannedTraining) -> str:
     if estimate.method in (costs.SYNC, costs.ASYNC):
         return estimate.method.replace("servers", f"servers ({training.servers})")
     return estimate.method + (", overlapped" if estimate.overlapped else "")

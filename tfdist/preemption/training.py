@@ -19,7 +19,7 @@ from tfdist.preemption.notice import notice
 _log = logging.getLogger("tfdist")
 
 
-class Training:
+class StoppableSteps:
     """The steps of this process, and the decision to stop after one.
 
     Args:
@@ -130,13 +130,13 @@ def end_as_preempted(job_ends: bool = True) -> None:
     _tell_servers(stops=job_ends)
 
 
-def _of_this_process() -> Training:
+def _of_this_process() -> StoppableSteps:
     job, worker = process.current.job, process.current.ps_worker
     if job is not None:
-        return Training(job.stop_watch, 0)
+        return StoppableSteps(job.stop_watch, 0)
     if worker is not None:
-        return Training(worker.stop_watch, worker.steps_ahead)
-    return Training(None, None)
+        return StoppableSteps(worker.stop_watch, worker.steps_ahead)
+    return StoppableSteps(None, None)
 
 
 def _who() -> str:

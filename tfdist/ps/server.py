@@ -277,7 +277,7 @@ class ServerTask:
             assert self._epochs is not None
             self._epochs.record(event.kind, event.worker)
 
-    def _attach(self, request: messages.Attach, context: ClientContext) -> dict[str, Any]:
+    def _attach(self, request: messages.AttachRequest, context: ClientContext) -> dict[str, Any]:
         reason = self._reason_to_refuse(request)
         if reason:
             if 0 <= request.rank < self._cluster.world_size:
@@ -318,7 +318,7 @@ class ServerTask:
         self._informed.add(rank)
         return {"status": "refused", "reason": f"it cannot serve, and ends: {problem}"}
 
-    def _reason_to_refuse(self, request: messages.Attach) -> str | None:
+    def _reason_to_refuse(self, request: messages.AttachRequest) -> str | None:
         reason = messages.reason_to_refuse(request, self._fingerprint, self._cluster.world_size)
         if reason:
             return reason
@@ -389,7 +389,9 @@ class ServerTask:
         except Exception as error:  # `_attach` returns it to the worker, and `_serve` logs it
             self._problem = error
 
-    def _checkpoint(self, request: messages.Checkpoint, context: ClientContext) -> dict[str, Any]:
+    def _checkpoint(
+        self, request: messages.CheckpointRequest, context: ClientContext
+    ) -> dict[str, Any]:
         if request.fingerprint != self._fingerprint:
             return {"status": "refused", "reason": "the caller has another cluster"}
         checkpoints = self._checkpoints
@@ -412,7 +414,7 @@ class ServerTask:
                 )
         return job.answer(_bounded(request.wait))
 
-    def _epoch(self, request: messages.Epoch, context: ClientContext) -> dict[str, Any]:
+    def _epoch(self, request: messages.EpochRequest, context: ClientContext) -> dict[str, Any]:
         reason = messages.reason_to_refuse(request, self._fingerprint)
         if reason:
             return {"status": "refused", "reason": reason}
@@ -425,7 +427,7 @@ class ServerTask:
         assert self._store is not None
         return self._store.waits()
 
-    def _step_waits(self, request: messages.Waits, context: ClientContext) -> dict[str, Any]:
+    def _step_waits(self, request: messages.WaitsRequest, context: ClientContext) -> dict[str, Any]:
         reason = messages.reason_to_refuse(request, self._fingerprint)
         if reason:
             return {"status": "refused", "reason": reason}
@@ -433,7 +435,7 @@ class ServerTask:
             return {"status": "waiting"}
         return step_waits.encoded(self._store.waits())
 
-    def _stats(self, request: messages.Stats, context: ClientContext) -> dict[str, Any]:
+    def _stats(self, request: messages.StatsRequest, context: ClientContext) -> dict[str, Any]:
         reason = messages.reason_to_refuse(request)
         if reason:
             return {"status": "refused", "reason": reason}

@@ -73,7 +73,7 @@ class StepWaits:
         return clients
 
     def _query(self, control: ControlClient, workers: int) -> list[int]:
-        request = messages.Waits(
+        request = messages.WaitsRequest(
             protocol=messages.PROTOCOL, fingerprint=self._fingerprint, wait=0.0
         )
         answer = control.call(messages.WAITS, request, 0.0, patient=False)

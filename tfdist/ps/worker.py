@@ -23,7 +23,7 @@ from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeout
 from tfdist.ps.checkpoint import snapshot
 from tfdist.ps.config import PsConfig, fingerprint
 from tfdist.ps.epochs.client import EpochClient
-from tfdist.ps.epochs.metric_states import State
+from tfdist.ps.epochs.metric_states import MetricStates
 from tfdist.ps.epochs.rounds import TRAINING, Key
 from tfdist.ps.stats import rates
 from tfdist.ps.stats.rates import Reading
@@ -126,7 +126,7 @@ class PsWorker:
           told: it is this worker.
           stops: the workers stop now because of it, so that the servers' work is not done.
         """
-        request = messages.Stop(
+        request = messages.StopRequest(
             protocol=messages.PROTOCOL,
             fingerprint=fingerprint(self.cluster),
             rank=self._rank,
@@ -146,7 +146,7 @@ class PsWorker:
                     error,
                 )
 
-    def _call_stop_hub(self, request: messages.Stop) -> dict[str, Any]:
+    def _call_stop_hub(self, request: messages.StopRequest) -> dict[str, Any]:
         return self._control[0].call(messages.STOP, request, request.wait, patient=True)
 
     def checkpoint_every(self, seconds: float) -> None:
@@ -218,7 +218,7 @@ class PsWorker:
         self.fits += 1
         wait = Wait(self.config.epoch_timeout, self.closed)
         while True:
-            answer = self.epochs.join_round(Key(self.fits, 0, TRAINING), State())
+            answer = self.epochs.join_round(Key(self.fits, 0, TRAINING), MetricStates())
             came = set() if answer is None else set(answer.ranks)
             absent = [rank for rank in range(self.config.workers) if rank not in came]
             if not absent:
@@ -304,8 +304,8 @@ class PsWorker:
                 wait.pause()
         raise TfdistError(f"{self.cluster.task_name}: closed while it waited for {name}")
 
-    def _request(self, wait: float) -> messages.Attach:
-        return messages.Attach(
+    def _request(self, wait: float) -> messages.AttachRequest:
+        return messages.AttachRequest(
             protocol=messages.PROTOCOL,
             rank=self._rank,
             world_size=self.cluster.world_size,
@@ -345,7 +345,7 @@ class PsWorker:
         raise CheckpointError(f"{self._name(server)} did not finish its snapshot in time")
 
     def _ask_to_save(self, server: int, number: int, wait: float) -> dict[str, object]:
-        request = messages.Checkpoint(fingerprint(self.cluster), self.identity, number, wait)
+        request = messages.CheckpointRequest(fingerprint(self.cluster), self.identity, number, wait)
         try:
             answer = self._control[server].call(messages.CHECKPOINT, request, wait, patient=True)
         except UnreachableError as error:

@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from tfdist.errors import RayJobError
-from tfdist.launch.elastic_policy import Decision, ElasticPolicy, SlotState, Verdict
+from tfdist.launch.elastic_policy import ElasticPolicy, FailureDecision, SlotState, Verdict
 from tfdist.ray.job import RayJob, TaskFailed, failed
 from tfdist.ray.request import RayResult
 from tfdist.ray.task import Ending, TaskHandle
@@ -115,7 +115,7 @@ class ElasticRayJob(RayJob):
         decision = self._policy.failed(slot, time.monotonic() - task.started_at)
         self._carry_out(slot, error, decision)
 
-    def _carry_out(self, slot: int, error: TaskFailed, decision: Decision) -> None:
+    def _carry_out(self, slot: int, error: TaskFailed, decision: FailureDecision) -> None:
         if decision.verdict is Verdict.FAIL:
             raise failed(error, decision.reason) from error.__cause__
         if decision.verdict is Verdict.RESTART:

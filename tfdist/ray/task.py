@@ -29,7 +29,7 @@ class Ending(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class TaskLocation:
     """Where a task runs.
 
     Attributes:
@@ -49,13 +49,13 @@ class Place:
 class TaskActor:
     """The process of a task."""
 
-    def place(self) -> Place:
+    def place(self) -> TaskLocation:
         """Returns where this process runs, with a port that is free now."""
         node = ray.get_runtime_context().get_node_id()
         host = ray.util.get_node_ip_address()
         host = f"[{host}]" if ":" in host else host
         (port,) = ports.free_ports(1)
-        return Place(f"{host}:{port}", node, os.getpid())
+        return TaskLocation(f"{host}:{port}", node, os.getpid())
 
     def train(
         self,
@@ -117,7 +117,7 @@ class TaskHandle:
             options["runtime_env"] = {"env_vars": dict(variables)}
         self.name = name
         # Set with the task's start.
-        self.found: Place | None = None
+        self.found: TaskLocation | None = None
         self.started_at = 0.0
         # Ray's types describe actors in part.
         actor: Any = ray.remote(TaskActor).options(max_restarts=0, **options).remote()
@@ -133,7 +133,7 @@ class TaskHandle:
         assert self.found is not None
         return self.found.address
 
-    def locate(self, timeout: float) -> Place:
+    def locate(self, timeout: float) -> TaskLocation:
         """Waits until the actor runs.
 
         Raises:

@@ -54,7 +54,7 @@ class Begun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class OwnedTask:
     """A task that this worker owns.
 
     Args:
@@ -157,7 +157,7 @@ class TaskClient:
 
     def lease(
         self, queue: str, epoch: int, *, waits: bool, wait: float
-    ) -> Task | tuple[int, ...] | None:
+    ) -> OwnedTask | tuple[int, ...] | None:
         """Asks for a task.
 
         Returns:
@@ -165,8 +165,8 @@ class TaskClient:
         """
         answer = self._of_queue(queue, messages.TASK_LEASE, wait, epoch=epoch, waits=waits)
         if answer["status"] == "task":
-            names = [field.name for field in dataclasses.fields(Task) if field.name != "place"]
-            return Task(**{n: answer[n] for n in names}, place=tuple(answer["place"]))
+            names = [field.name for field in dataclasses.fields(OwnedTask) if field.name != "place"]
+            return OwnedTask(**{n: answer[n] for n in names}, place=tuple(answer["place"]))
         return tuple(answer["ranks"]) if answer["status"] == "waiting" else None
 
     def end(
@@ -254,8 +254,8 @@ class TaskClient:
 
     def _open_request(
         self, queue: str, spec: Spec, wait: float, part: int = 0, parts: int = 0, data: str = ""
-    ) -> messages.TaskOpen:
-        return messages.TaskOpen(
+    ) -> messages.TaskOpenRequest:
+        return messages.TaskOpenRequest(
             **self._who,
             queue=queue,
             digest=spec.digest,
@@ -265,8 +265,8 @@ class TaskClient:
             wait=wait,
         )
 
-    def _state_request(self, part: int, parts: int, data: str) -> messages.TaskState:
-        return messages.TaskState(**self._who, part=part, parts=parts, data=data, wait=0.0)
+    def _state_request(self, part: int, parts: int, data: str) -> messages.TaskStateRequest:
+        return messages.TaskStateRequest(**self._who, part=part, parts=parts, data=data, wait=0.0)
 
     def _of_queue(
         self, queue: str, method: str, wait: float, timeout: float | None = None, **fields: Any

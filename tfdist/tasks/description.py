@@ -7,7 +7,7 @@ import hashlib
 import json
 from typing import Any
 
-from tfdist.tasks.queue import Plan
+from tfdist.tasks.queue import EpochPlan
 
 MAX_TASKS = 1_000_000
 MAX_FILES = 100_000
@@ -31,7 +31,7 @@ class Spec:
       task_size: records of a task; the last one of all, or of a file, has what is left.
       about: for arrays their dtypes and shapes and a checksum, for files how they are read.
       files: name and bytes of each; the name is relative to the folder that all are in.
-      epochs, shuffle, lease: as of `Plan`.
+      epochs, shuffle, lease: as of `EpochPlan`.
       seed: `None`: the queue draws one.
     """
 
@@ -75,7 +75,7 @@ class Spec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class FilePosition:
     """Where a task of a file begins.
 
     Args:
@@ -103,9 +103,9 @@ class Description:
     """
 
     spec: Spec
-    places: tuple[Place, ...] = ()
+    places: tuple[FilePosition, ...] = ()
 
-    def plan(self, seed: int) -> Plan:
+    def plan(self, seed: int) -> EpochPlan:
         """Returns what the queue deals out; `seed` counts if the spec has none."""
         spec = self.spec
         if spec.kind == "files":
@@ -114,7 +114,7 @@ class Description:
             whole, rest = divmod(spec.records, spec.task_size)
             sizes = (spec.task_size,) * whole + ((rest,) if rest else ())
         seed = seed if spec.seed is None else spec.seed
-        return Plan(sizes, spec.epochs, spec.shuffle, seed, spec.lease)
+        return EpochPlan(sizes, spec.epochs, spec.shuffle, seed, spec.lease)
 
     @property
     def tasks(self) -> int:
@@ -175,7 +175,7 @@ class Description:
             fields = dict(found["spec"])
             fields["files"] = tuple((name, size) for name, size in fields["files"])
             spec = Spec(**fields)
-            places = tuple(Place(*place) for place in found["places"])
+            places = tuple(FilePosition(*place) for place in found["places"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise DescriptionError(f"expected the description of a queue: {error!r:.200}") from None
         check(spec)
@@ -218,7 +218,7 @@ def check(spec: Spec) -> None:
         )
 
 
-def _check_places(spec: Spec, places: tuple[Place, ...]) -> None:
+def _check_places(spec: Spec, places: tuple[FilePosition, ...]) -> None:
     if (spec.kind == "files") != bool(places) or len(places) > MAX_TASKS:
         raise DescriptionError(
             f"expected 1 to {MAX_TASKS} tasks of files, received {len(places)}: make the tasks "

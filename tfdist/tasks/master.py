@@ -37,8 +37,8 @@ from tfdist.control.held_calls import ClientContext
 from tfdist.control.server import Handler
 from tfdist.errors import CheckpointError
 from tfdist.tasks.description import Description, DescriptionError
-from tfdist.tasks.positions import Positions, TaskPositions
-from tfdist.tasks.queue import MAX_DEATHS, Ended, Event, Grant, Item, Returned, TaskQueue
+from tfdist.tasks.positions import LeasePositions, TaskPositions
+from tfdist.tasks.queue import MAX_DEATHS, Ended, Grant, Item, QueueEvent, Returned, TaskQueue
 
 _log = logging.getLogger("tfdist.tasks")
 # Characters of a request's `data`; the whole request stays below messages.MAX_REQUEST_BYTES, where
@@ -141,7 +141,7 @@ class TaskMaster:
         self._fingerprint = messages.fingerprint(cluster.training_addresses)
         self._clock = clock
         self._is_ready = is_ready
-        self._positions: TaskPositions = Positions()
+        self._positions: TaskPositions = LeasePositions()
         self._changed = threading.Condition()
         self._queues: dict[str, _Served] = {}
         self._counting: dict[str, _Counting] = {}
@@ -279,7 +279,7 @@ class TaskMaster:
         return None
 
     def _open(
-        self, request: messages.TaskOpen, now: float, context: ClientContext
+        self, request: messages.TaskOpenRequest, now: float, context: ClientContext
     ) -> dict[str, Any]:
         served = self._queues.get(request.queue)
         if served is not None and served.description.spec.digest == request.digest:
@@ -295,7 +295,7 @@ class TaskMaster:
         return self._elect(request, now, context)
 
     def _elect(
-        self, request: messages.TaskOpen, now: float, context: ClientContext
+        self, request: messages.TaskOpenRequest, now: float, context: ClientContext
     ) -> dict[str, Any]:
         """Lets one worker describe a new queue; the others wait for it."""
         name = request.queue
@@ -320,7 +320,7 @@ class TaskMaster:
         self._counting[name] = _Counting(request.rank, request.process, now + _COUNTING)
         return {"status": "describe"}
 
-    def _described(self, request: messages.TaskOpen, text: str) -> dict[str, Any]:
+    def _described(self, request: messages.TaskOpenRequest, text: str) -> dict[str, Any]:
         try:
             # To compare, the data need not be cut into tasks.
             description = Description.parse(text, is_whole=request.queue not in self._queues)
@@ -390,7 +390,7 @@ class TaskMaster:
         return ""
 
     def _begin(
-        self, request: messages.TaskBegin, now: float, context: ClientContext
+        self, request: messages.TaskBeginRequest, now: float, context: ClientContext
     ) -> dict[str, Any]:
         served = self._queues.get(request.queue)
         if served is None:
@@ -408,7 +408,7 @@ class TaskMaster:
         }
 
     def _lease(
-        self, request: messages.TaskLease, now: float, context: ClientContext
+        self, request: messages.TaskLeaseRequest, now: float, context: ClientContext
     ) -> dict[str, Any]:
         deadline = now + _bounded(request.wait)
         while True:
@@ -442,7 +442,9 @@ class TaskMaster:
             self._changed.wait(min(_CHECK, deadline - now))
             now = self._clock()
 
-    def _end(self, request: messages.TaskEnd, now: float, context: ClientContext) -> dict[str, Any]:
+    def _end(
+        self, request: messages.TaskEndRequest, now: float, context: ClientContext
+    ) -> dict[str, Any]:
         deadline = now + _bounded(request.wait)
         idle = request.idle
         while True:
@@ -479,7 +481,7 @@ class TaskMaster:
             now = self._clock()
 
     def _report(
-        self, request: messages.TaskReport, now: float, context: ClientContext
+        self, request: messages.TaskReportRequest, now: float, context: ClientContext
     ) -> dict[str, Any]:
         served = self._queues.get(request.queue)
         if served is None:
@@ -503,7 +505,7 @@ class TaskMaster:
         return {"status": "reported", "lost": lost}
 
     def _state(
-        self, request: messages.TaskState, now: float, context: ClientContext
+        self, request: messages.TaskStateRequest, now: float, context: ClientContext
     ) -> dict[str, Any]:
         if not request.parts:
             return {"status": "state", "state": self.state()}
@@ -572,7 +574,9 @@ class TaskMaster:
             f"{tasks}: make the tasks larger"
         )
 
-    def _status(self, request: messages.TaskStatus, context: ClientContext) -> dict[str, Any]:
+    def _status(
+        self, request: messages.TaskStatusRequest, context: ClientContext
+    ) -> dict[str, Any]:
         reason = messages.reason_to_refuse(request)
         if reason:
             return _refusal(reason)
@@ -629,7 +633,7 @@ class TaskMaster:
                     name, served.description.name(event.item.task, event.item.done), event
                 )
 
-    def _tell_of(self, queue: str, task: str, event: Event) -> None:
+    def _tell_of(self, queue: str, task: str, event: QueueEvent) -> None:
         owner = self._name(event.rank)
         if event.kind == "parked":
             _log.error(

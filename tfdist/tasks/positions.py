@@ -2,8 +2,8 @@
 
 A position is final once its lease is closed: nothing that trains records for that lease counts any
 more, and the task's next owner goes on from there. Under all-reduce, and where workers report what
-they have trained, the master keeps the positions itself (`Positions`). With parameter servers the
-server does that applies the pushes, because a push and its records count together or not at all
+they have trained, the master keeps the positions itself (`LeasePositions`). With parameter servers
+the server does that applies the pushes, because a push and its records count together or not at all
 (`tfdist.ps.task_positions`).
 """
 
@@ -37,7 +37,7 @@ class TaskPositions(Protocol):
         """Forgets the tasks whose names are from `first` to `last`, without `last`."""
 
 
-class Positions:
+class LeasePositions:
     """Those that workers report. They last as long as their leases: the queue knows the others."""
 
     def __init__(self) -> None:

@@ -43,14 +43,14 @@ import random
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from tfdist.tasks.positions import Positions, TaskPositions
+from tfdist.tasks.positions import LeasePositions, TaskPositions
 
 MAX_DEATHS = 3
 _FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class EpochPlan:
     """What a queue deals out.
 
     Args:
@@ -147,7 +147,7 @@ class Returned:
 
 
 @dataclasses.dataclass(frozen=True)
-class Event:
+class QueueEvent:
     """Something that the log should tell.
 
     Attributes:
@@ -195,20 +195,20 @@ class TaskQueue:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: EpochPlan,
         first_lease: int = 0,
         positions: TaskPositions | None = None,
         name: str = "",
     ) -> None:
         self.plan = plan
-        self._positions = Positions() if positions is None else positions
+        self._positions = LeasePositions() if positions is None else positions
         self._name = name
         self._first_unsaved = 0  # the first epoch of which `state` had tasks that were not done
         self.epoch = 0
         self.leases: dict[int, Lease] = {}
         self.parked: dict[int, Item] = {}
         self.fits: list[int] = []  # the first epoch of each `fit`
-        self.events: list[Event] = []  # the caller takes them out
+        self.events: list[QueueEvent] = []  # the caller takes them out
         self.records = 0
         self._next_lease = first_lease
         self._is_new = True  # it has dealt out nothing
@@ -599,7 +599,9 @@ class TaskQueue:
                 self.parked[item.task] = item
             else:
                 self._put_back(item)
-            event = Event("parked" if is_parked else kind, dataclasses.replace(item), lease.rank)
+            event = QueueEvent(
+                "parked" if is_parked else kind, dataclasses.replace(item), lease.rank
+            )
             self.events.append(event)
 
     def _put_back(self, item: Item) -> None:

@@ -119,7 +119,7 @@ def _report(controls: Sequence[ControlClient]) -> tuple[str, str]:
         try:
             answer = control.call(
                 messages.TASK_STATUS,
-                messages.TaskStatus(messages.PROTOCOL, _WAIT),
+                messages.TaskStatusRequest(messages.PROTOCOL, _WAIT),
                 _WAIT,
                 patient=False,
             )

@@ -9,13 +9,13 @@ import json
 
 from altered_json import altered
 
-from tfdist.tasks.description import Description, DescriptionError, Place, Spec
+from tfdist.tasks.description import Description, DescriptionError, FilePosition, Spec
 
 _RIGHT = (
     Description(Spec("ranges", 10, 4, "", (), 2, True, 7, 30.0)),
     Description(
         Spec("files", 0, 4, "lines", (("a.txt", 100), ("b.txt", 50)), None, False, None, 30.0),
-        (Place(0, 0, 4, 0, 60), Place(1, 0, 2, 10, 40)),
+        (FilePosition(0, 0, 4, 0, 60), FilePosition(1, 0, 2, 10, 40)),
     ),
 )
 

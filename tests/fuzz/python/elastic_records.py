@@ -14,7 +14,7 @@ import tensorflow as tf
 from altered_json import altered
 
 from tfdist.elastic.plain_values import decode, encode
-from tfdist.elastic.records import Record, Records, Value
+from tfdist.elastic.records import CallRecords, Record, Value
 from tfdist.keras import random_state
 from tfdist.keras.drawing import go_to
 from tfdist.keras.elastic_records import restored
@@ -39,8 +39,8 @@ def run(data: bytes) -> None:
         _random(_file(altered(text, content) if is_altered else content))
 
 
-def _right_record() -> tuple[Records, Record]:
-    records = Records(_LIMIT)
+def _right_record() -> tuple[CallRecords, Record]:
+    records = CallRecords(_LIMIT)
     value = Value(records.keep(np.ones(2, np.float32).tobytes()), "float32", (2,))
     return records, Record("fit", {"rows": "3"}, records.keep(encode(_VALUES, "fuzz")), (value,))
 

@@ -24,7 +24,7 @@ def _pause(ctx):
     """A newcomer that has the first record waits in the second until the test says "read on"."""
     if ctx.rank < 2:
         return
-    reader, is_paused = record_exchange.RecordReader, []
+    reader, is_paused = record_exchange.MemberRecords, []
     original = reader._call
 
     def call(self, address, number, part, offset):

@@ -23,7 +23,7 @@ from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.signing import Signer
 from tfdist.elastic.membership import Membership
-from tfdist.elastic.records import Record, Records, Value
+from tfdist.elastic.records import CallRecords, Record, Value
 from tfdist.elastic.states import elastic_job
 
 pytestmark = pytest.mark.timeout(120)
@@ -84,7 +84,7 @@ class _Job:
 
     def check(self):
         """An honest newcomer reads all records, in a few seconds."""
-        records = Records(1 << 30)
+        records = CallRecords(1 << 30)
         cluster = Cluster(workers=self.addresses, task_index=1)
         settings = Settings(secret=self.secret, rendezvous_timeout=20.0, elastic=LIMITS)
         newcomer = Membership(cluster, settings, LIMITS, {}, records=records)

@@ -105,15 +105,15 @@ def test_a_job_of_tfdist_run_refuses_strangers(tmp_path):
             pids = {int(file.name.partition("-")[2]) for file in tmp_path.glob("task-*")}
             assert set() < listening_addresses(pids) <= LOOPBACK
             cluster = Cluster.from_tf_config(json.loads(job_file.read_text())["cluster"])
-            request = messages.Attach(
+            request = messages.AttachRequest(
                 messages.PROTOCOL, 0, 2, fingerprint(cluster), "x", PsConfig.make(2).text(), 1.0
             )
             for method, body in (
                 (messages.ATTACH, messages.encode(request)),
-                (messages.STATS, messages.encode(messages.Stats(messages.PROTOCOL, 1.0))),
+                (messages.STATS, messages.encode(messages.StatsRequest(messages.PROTOCOL, 1.0))),
                 (
                     messages.CHECKPOINT,
-                    messages.encode(messages.Checkpoint(fingerprint(cluster), "x", 1, 1.0)),
+                    messages.encode(messages.CheckpointRequest(fingerprint(cluster), "x", 1, 1.0)),
                 ),
                 (messages.EPOCH, b"{}"),
             ):

@@ -49,7 +49,9 @@ def test_servers_tell_what_they_hold(ctx):
             rates.ask(control)
     with ControlOf(cluster, None) as control:
         with pytest.raises(ClusterConfigError, match="the caller speaks control protocol"):
-            control.call(messages.STATS, messages.Stats(protocol=99, wait=1.0), 1.0, patient=False)
+            control.call(
+                messages.STATS, messages.StatsRequest(protocol=99, wait=1.0), 1.0, patient=False
+            )
     member.leave()
 
 

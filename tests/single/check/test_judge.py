@@ -8,7 +8,7 @@ import json
 
 from tfdist.check.judge import judge
 from tfdist.check.machine import Machine
-from tfdist.check.measure import Clock, Link
+from tfdist.check.measure import Link, RankClock
 from tfdist.check.report import Report
 
 VERSIONS = {"tfdist": "1", "TensorFlow": "2.21.0", "Keras": "3", "Python": "3.11", "kernel": "6.1"}
@@ -72,7 +72,7 @@ def test_latency():
 
 
 def test_clocks():
-    clocks = {1: Clock(-40.25, 0.001), 2: Clock(1.5, 0.6), 3: Clock(0.2, 0.001)}
+    clocks = {1: RankClock(-40.25, 0.001), 2: RankClock(1.5, 0.6), 3: RankClock(0.2, 0.001)}
     (finding,) = found(4, clocks=clocks)
     assert finding.who == "worker 1" and "40.2 s behind that of worker 0" in finding.text
 
@@ -98,7 +98,7 @@ def test_problems_come_before_warnings():
 
 def test_the_report():
     links = [Link((0, 1), False, 1e-4, 1.5e8)]
-    report = Report.of(["a", "b"], [MACHINE] * 2, [2e9, 3e9], links, {1: Clock(0.004, 0.001)})
+    report = Report.of(["a", "b"], [MACHINE] * 2, [2e9, 3e9], links, {1: RankClock(0.004, 0.001)})
     text = report.as_text()
     assert report.is_fine and text.endswith("nothing is wrong")
     assert "a - b  network  0.10 ms  150 MB/s" in text and "+4.0 ms" in text

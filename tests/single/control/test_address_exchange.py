@@ -30,7 +30,7 @@ def exchange_of(size: int, servers: int = 0) -> list[HostExchange]:
     return [HostExchange(index, size, servers, "127.0.0.1", port) for index in range(size)]
 
 
-def request(exchange: HostExchange, rank: int = 1, **changed) -> messages.Address:
+def request(exchange: HostExchange, rank: int = 1, **changed) -> messages.AddressRequest:
     fields = {
         "protocol": messages.PROTOCOL,
         "rank": rank,
@@ -40,7 +40,7 @@ def request(exchange: HostExchange, rank: int = 1, **changed) -> messages.Addres
         "process": f"process {rank}",
         "wait": 0.0,
     }
-    return messages.Address(**(fields | changed))
+    return messages.AddressRequest(**(fields | changed))
 
 
 def test_all_receive_all_hosts():

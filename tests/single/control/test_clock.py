@@ -105,5 +105,5 @@ def test_a_reference_that_does_not_answer(two_tasks, shift):
 
 
 def test_another_release_is_refused():
-    request = messages.Clock(protocol=messages.PROTOCOL - 1, wait=0.0)
+    request = messages.ClockRequest(protocol=messages.PROTOCOL - 1, wait=0.0)
     assert "expected the same tfdist version" in clock.answer(request, 0)["reason"]

@@ -255,7 +255,7 @@ def test_bad_arguments_and_use_after_close():
 
 def test_a_patient_call_waits_for_a_server_that_starts_later():
     (cluster,) = clusters(1)
-    request = messages.Clock(protocol=messages.PROTOCOL, wait=0.0)
+    request = messages.ClockRequest(protocol=messages.PROTOCOL, wait=0.0)
     connection = client.ControlClient(cluster, None, cluster.address, "worker 0")
     with pytest.raises(client.UnreachableError):
         connection.call(messages.CLOCK, request, 0.0, patient=False)
@@ -275,9 +275,9 @@ def test_a_request_that_is_too_large_is_not_sent():
             client.ControlClient(cluster, None, cluster.address, "worker 0")
         ) as connection,
     ):
-        question = messages.Clock(protocol=messages.PROTOCOL, wait=20.0)
+        question = messages.ClockRequest(protocol=messages.PROTOCOL, wait=20.0)
         connection.call(messages.CLOCK, question, 20.0, patient=False)
-        request = messages.ElasticLeave(messages.PROTOCOL, "x" * 70_000, wait=20.0)
+        request = messages.ElasticLeaveRequest(messages.PROTOCOL, "x" * 70_000, wait=20.0)
         for _ in range(20):
             with pytest.raises(
                 TfdistError, match="ElasticLeave .* 65,536 bytes, has 70,"

@@ -70,7 +70,7 @@ def test_calls_in_progress_end_with_a_server_that_stops_later(monkeypatch):
 
     control = ControlServer(cluster, None, {messages.STATS: handle})
     with grpc.insecure_channel(cluster.address) as channel:
-        body = messages.encode(messages.Stats(messages.PROTOCOL, 10.0))
+        body = messages.encode(messages.StatsRequest(messages.PROTOCOL, 10.0))
         call = Background(channel.unary_unary(messages.STATS), body, timeout=20.0)
         assert began.wait(20.0)
         with busy(control):

@@ -214,7 +214,7 @@ def test_an_answer_brings_the_next_challenge(monkeypatch):
             with pytest.raises(ClusterConfigError, match="not a parameter server"):
                 client.call(messages.STATS, request, 0.0, patient=False)
 
-        request = messages.Stats(messages.PROTOCOL, 0.0)
+        request = messages.StatsRequest(messages.PROTOCOL, 0.0)
         for _ in range(3):
             talk()
         assert len(asked) == 1
@@ -330,7 +330,7 @@ def test_well_formed_nonsense_is_refused(changes, reason):
 def test_a_caller_cannot_hold_a_call_forever(wait, monkeypatch):
     monkeypatch.setattr(held_calls, "_MAX_WAIT", 0.1)
     cluster = clusters(2)[0]
-    join = messages.decode(messages.Join, join_body(cluster, wait=wait))
+    join = messages.decode(messages.JoinRequest, join_body(cluster, wait=wait))
     call = Background(rendezvous.Rendezvous(cluster).join, join, ClientContext())
     assert call.result(timeout=5) == {"status": "waiting", "missing": [0]}
 

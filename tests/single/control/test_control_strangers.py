@@ -68,7 +68,7 @@ class Task:
         """Returns once an honest caller has an answer; it may be thrown out, or wait in between."""
         deadline = time.monotonic() + 3 * TIMEOUT
         client = ControlClient(self.cluster, self._secret, self.address, "worker 0")
-        request = messages.Clock(messages.PROTOCOL, TIMEOUT)
+        request = messages.ClockRequest(messages.PROTOCOL, TIMEOUT)
         with contextlib.closing(client):
             while True:
                 try:

@@ -70,7 +70,7 @@ def found(caller, leader, start, wait=0.0, **changes):
         "patience": 0.0,
         "wait": wait,
     }
-    return leader.found(messages.ElasticFound(**{**fields, **changes}), ClientContext())
+    return leader.found(messages.ElasticFoundRequest(**{**fields, **changes}), ClientContext())
 
 
 def form(caller, leader, wait=0.0, context=None, to=None, **changes):
@@ -94,7 +94,7 @@ def form(caller, leader, wait=0.0, context=None, to=None, **changes):
         "wait": wait,
     }
     to = to or ("" if reference is None else leader.me.process)
-    request = proofs.prove(messages.ElasticForm(**{**fields, **changes}), to)
+    request = proofs.prove(messages.ElasticFormRequest(**{**fields, **changes}), to)
     answer = leader.form(request, context or ClientContext())
     assert proofs.is_from(answer, request.nonce, leader.me.process)
     return without_proof(answer)
@@ -102,7 +102,7 @@ def form(caller, leader, wait=0.0, context=None, to=None, **changes):
 
 def address(caller, leader, generation, wait=0.0, to=None):
     """Calls `address` of the leader."""
-    request = messages.ElasticAddress(
+    request = messages.ElasticAddressRequest(
         messages.PROTOCOL,
         caller.me.process,
         generation.mark,
@@ -128,12 +128,12 @@ def leave(caller, other):
 
 def say_goodbye(key, other):
     """Tells another member that the process with a key leaves."""
-    return other.leave(messages.ElasticLeave(messages.PROTOCOL, key, 0.0), ClientContext())
+    return other.leave(messages.ElasticLeaveRequest(messages.PROTOCOL, key, 0.0), ClientContext())
 
 
 def probe(callee, key="", fingerprint=""):
     """Probes a process as one that knows `key`."""
-    request = messages.ElasticProbe(messages.PROTOCOL, fingerprint, "", "", 0.0)
+    request = messages.ElasticProbeRequest(messages.PROTOCOL, fingerprint, "", "", 0.0)
     request = proofs.prove(request, key)
     answer = callee.probe(request, ClientContext())
     assert proofs.is_from(answer, request.nonce, callee.me.process)
@@ -556,7 +556,7 @@ def test_probes():
     assert probe(processes[1], reference.job) == answer
     processes[1].begin_forming()
     assert probe(processes[1], processes[1].me.process)["ended"] == 1
-    request = messages.ElasticProbe(messages.PROTOCOL + 1, "", "", "", 0.0)
+    request = messages.ElasticProbeRequest(messages.PROTOCOL + 1, "", "", "", 0.0)
     assert processes[1].probe(request, ClientContext())["status"] == "refused"
 
 

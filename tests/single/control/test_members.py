@@ -41,7 +41,7 @@ def test_a_request_of_the_largest_job_fits_the_limit():
     """Nearly all members are dead, and described as much as `fit` does."""
     reference = generation(MAX_WORKERS)
     me = reference.members[-1]
-    request = messages.ElasticForm(
+    request = messages.ElasticFormRequest(
         protocol=messages.PROTOCOL,
         fingerprint="f" * 16,
         process=me.process,

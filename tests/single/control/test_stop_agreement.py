@@ -38,7 +38,7 @@ class Workers:
         ]
 
     def _call_of(self, rank: int):
-        def call(request: messages.Stop) -> dict:
+        def call(request: messages.StopRequest) -> dict:
             if rank in self.unreachable:
                 time.sleep(0.01)
                 raise UnreachableError("cut off")
@@ -163,10 +163,10 @@ def test_bad_requests_are_refused(changes, reason):
         "wait": float("nan"),
     }
     board = StopBoard(2, FINGERPRINT)
-    answer = board.answer(messages.Stop(**(fields | changes)), ClientContext())
+    answer = board.answer(messages.StopRequest(**(fields | changes)), ClientContext())
     assert answer["status"] == "refused" and reason in answer["reason"]
     assert not board.noticed
-    assert board.answer(messages.Stop(**fields), ClientContext())["last_step"] == 5
+    assert board.answer(messages.StopRequest(**fields), ClientContext())["last_step"] == 5
 
 
 def test_a_worker_that_only_stops_with_another_one_was_not_told():
@@ -175,7 +175,7 @@ def test_a_worker_that_only_stops_with_another_one_was_not_told():
     def answer(**fields):
         unset = {"last_step": 1, "stored": 0, "wait": 0.0}
         request = {"protocol": messages.PROTOCOL, "fingerprint": FINGERPRINT} | unset | fields
-        return board.answer(messages.Stop(**request), ClientContext())
+        return board.answer(messages.StopRequest(**request), ClientContext())
 
     assert answer(rank=0, noticed=False)["told"] == -1
     assert board.noticed

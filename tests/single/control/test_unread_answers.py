@@ -13,7 +13,7 @@ from tfdist.control.server import ControlServer
 
 pytestmark = pytest.mark.timeout(60)
 LARGE = 1 << 20
-BODY = messages.encode(messages.Stats(messages.PROTOCOL, 10.0))
+BODY = messages.encode(messages.StatsRequest(messages.PROTOCOL, 10.0))
 
 
 @pytest.fixture

@@ -16,12 +16,14 @@ from tfdist.control.held_calls import ClientContext
 from tfdist.elastic import record_exchange
 from tfdist.elastic import records as records_module
 from tfdist.elastic.record_exchange import RecordServer
-from tfdist.elastic.records import Record, Records, Value, differences, digest_of, failed
+from tfdist.elastic.records import CallRecords, Record, Value, differences, digest_of, failed
 from tfdist.keras import random_state
 
 
 def _request(call=0, part="", offset=0, fingerprint="f", protocol=messages.PROTOCOL, process="p"):
-    return messages.ElasticRecord(protocol, fingerprint, process, call, part, offset, wait=0.0)
+    return messages.ElasticRecordRequest(
+        protocol, fingerprint, process, call, part, offset, wait=0.0
+    )
 
 
 def _server(records):
@@ -30,7 +32,7 @@ def _server(records):
 
 
 def test_what_did_not_change_is_kept_once():
-    records = Records(1 << 20)
+    records = CallRecords(1 << 20)
     first = records.keep(b"kernel" * 1000)
     assert records.keep(bytearray(b"kernel" * 1000)) == first == digest_of(b"kernel" * 1000)
     assert records.bytes_in_memory == 6000
@@ -38,7 +40,7 @@ def test_what_did_not_change_is_kept_once():
 
 
 def test_what_exceeds_the_memory_is_kept_in_a_file():
-    records = Records(10)
+    records = CallRecords(10)
     contents = [bytes([i]) * (i + 5) for i in range(8)] + [b""]
     digests = [records.keep(content) for content in contents]
     assert records.bytes_in_memory <= 10
@@ -66,7 +68,7 @@ def test_what_differs_is_named():
 
 def test_a_newcomer_reads_a_part_in_pieces(monkeypatch):
     monkeypatch.setattr(record_exchange, "_CHUNK", 10)
-    records = Records(1 << 20)
+    records = CallRecords(1 << 20)
     answer = _server(records)
     assert answer(call=1) == {"status": "none"}
     content = bytes(range(25))
@@ -84,7 +86,7 @@ def test_a_newcomer_reads_a_part_in_pieces(monkeypatch):
 
 
 def test_strangers_read_nothing():
-    records = Records(1 << 20)
+    records = CallRecords(1 << 20)
     digest = records.keep(b"weights")
     records.add(Record("fit", rest=digest))
     answer = _server(records)
@@ -129,7 +131,7 @@ def test_members_go_on_when_the_disk_is_full(limit, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(records_module, "_write_at", fails)
-    records = Records(limit)
+    records = CallRecords(limit)
     with pytest.raises(OSError, match="No space left"):
         records.keep(b"weights" * 10)
     records.add(Record("fit", rest="d"))
@@ -141,7 +143,7 @@ def test_members_go_on_when_the_disk_is_full(limit, monkeypatch):
 
 
 def test_a_call_costs_little_memory_beside_the_limit():
-    records = Records(0)
+    records = CallRecords(0)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -157,7 +159,7 @@ def test_a_part_that_cannot_be_read_from_the_disk_is_gone(monkeypatch):
     def fails(*args):
         raise OSError(5, "Input/output error")
 
-    records = Records(0)
+    records = CallRecords(0)
     digest = records.keep(b"weights")
     monkeypatch.setattr(records_module.os, "pread", fails)
     assert _server(records)(part=digest) == {"status": "gone"}
@@ -181,7 +183,7 @@ def clock(monkeypatch):
 
 
 def _server_of(calls):
-    records = Records(1 << 20)
+    records = CallRecords(1 << 20)
     parts = [records.keep(b"weights %d" % call) for call in range(calls)]
     for part in parts:
         records.add(Record("fit", rest=part))

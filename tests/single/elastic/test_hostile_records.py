@@ -17,8 +17,8 @@ import tensorflow as tf
 from tfdist.control.client import UnreachableError
 from tfdist.elastic import record_exchange
 from tfdist.elastic.plain_values import decode, encode
-from tfdist.elastic.record_exchange import RecordReader
-from tfdist.elastic.records import Record, RecordGoneError, Records, Value, digest_of
+from tfdist.elastic.record_exchange import MemberRecords
+from tfdist.elastic.records import CallRecords, Record, RecordGoneError, Value, digest_of
 from tfdist.errors import TfdistError
 from tfdist.keras import random_state
 from tfdist.keras.callback_state import CallbackStates
@@ -157,7 +157,7 @@ def _honest(records):
 
 
 def _one_record():
-    records = Records(1 << 20)
+    records = CallRecords(1 << 20)
     content = np.ones(4, np.float32).tobytes()
     value = Value(records.keep(content), "float32", (4,))
     record = Record("fit", {}, records.keep(b"rest"), (value,))
@@ -201,11 +201,11 @@ _LIES = [
 @pytest.mark.parametrize("lie", _LIES, ids=range(len(_LIES)))
 def test_parts_that_are_not_as_said_are_read_from_another_member(lie):
     records, record = _one_record()
-    own = Records(1 << 20)
+    own = CallRecords(1 << 20)
     with pytest.raises(RecordGoneError, match="no member has"):
-        RecordReader(_Members(lie(records)), own).read(1)
+        MemberRecords(_Members(lie(records)), own).read(1)
     assert own.bytes_in_memory == 0
-    assert RecordReader(_Members(lie(records), _honest(records)), own).read(1) == record
+    assert MemberRecords(_Members(lie(records), _honest(records)), own).read(1) == record
 
 
 def test_a_member_that_dies_after_a_long_reading_was_heard_in_its_last_answer(monkeypatch):
@@ -220,13 +220,13 @@ def test_a_member_that_dies_after_a_long_reading_was_heard_in_its_last_answer(mo
             raise UnreachableError("it has ended")
         return _honest(records)(request)
 
-    reader = RecordReader(_Members(dies), Records(1 << 20))
+    reader = MemberRecords(_Members(dies), CallRecords(1 << 20))
     assert reader.read(1) is None
     assert clock.now == 190 and reader.heard == 160
 
 
 def test_a_value_has_the_bytes_of_its_shape():
-    records = Records(1 << 20)
+    records = CallRecords(1 << 20)
     digest = records.keep(b"x" * 5)
     records.add(Record("fit", {}, records.keep(b"rest"), (Value(digest, "float32", (4,)),)))
     with pytest.raises(ValueError, match=r"expected float32\[4\].*received 5 bytes"):
@@ -240,7 +240,7 @@ def _variable(size):
 
 @pytest.mark.parametrize("dtype, shape", [("float32", (5,)), ("int32", (4,)), ("object", (4,))])
 def test_variables_take_no_value_of_another_shape_or_type(dtype, shape):
-    records = Records(1 << 20)
+    records = CallRecords(1 << 20)
     digest = records.keep(b"\1" * 4 * int(np.prod(shape)))
     rest = records.keep(encode({}, "test"))
     handle = _variable(4)
@@ -253,7 +253,7 @@ def test_variables_take_no_value_of_another_shape_or_type(dtype, shape):
 
 
 def test_variables_stay_as_they_are_if_the_rest_cannot_be_read():
-    records = Records(1 << 20)
+    records = CallRecords(1 << 20)
     digest = records.keep(np.ones(4, np.float32).tobytes())
     record = Record("fit", {}, records.keep(b"no file"), (Value(digest, "float32", (4,)),))
     with pytest.raises(ValueError, match="expected values of another member"):

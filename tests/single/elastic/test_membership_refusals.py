@@ -179,7 +179,7 @@ def test_messages_that_make_no_sense():
             ({"proof": "a guess"}, "means another process, or is none of this job"),
             ({"description": "1"}, "expected a JSON object"),
         ):
-            request = messages.ElasticForm(**{**fields, **changes})
+            request = messages.ElasticFormRequest(**{**fields, **changes})
             with pytest.raises(ClusterConfigError, match=message):
                 client.call(known[0], "worker 0", messages.ELASTIC_FORM, request)
         formed(processes)
@@ -197,13 +197,13 @@ def test_impostors_who_know_the_secret():
             ({"process": processes[0].membership.process}, "has the id of this process, worker 0"),
             ({"process": processes[2].membership.process}, "has the id of worker 2 at .* is work"),
         ):
-            request = messages.ElasticForm(**{**fields, **changes})
+            request = messages.ElasticFormRequest(**{**fields, **changes})
             with pytest.raises(ClusterConfigError, match=message):
                 client.call(known[0], "worker 0", messages.ELASTIC_FORM, request)
         # Of a generation that is over, or of none.
         fields = {"mark": "salt", "data_address": "127.0.0.1:1", "nonce": "", "proof": ""}
         fields |= {"process": me.process, "description": me._state.description, "wait": 0.0}
-        request = messages.ElasticAddress(messages.PROTOCOL, **fields)
+        request = messages.ElasticAddressRequest(messages.PROTOCOL, **fields)
         answer = client.call_member(me.world.members[0], messages.ELASTIC_ADDRESS, request)
         assert answer["status"] == "again"
         assert not processes[0].membership.newcomers_wait()

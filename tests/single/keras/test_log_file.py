@@ -7,7 +7,7 @@ import os
 import pytest
 import tensorflow as tf
 
-from tfdist.keras.log_file import LogFile
+from tfdist.keras.log_file import CsvLogFile
 
 BEFORE, TEXT = "an older line\r\n", "epoch,loss\r\n0,2.5\r\n1,1.5\r\n"
 
@@ -33,7 +33,7 @@ def put(path, text):
 def test_a_successor_makes_the_file_whole(path, appends, cut, rest):
     before = BEFORE if appends else ""
     put(path, BEFORE)
-    file = LogFile(path, appends)
+    file = CsvLogFile(path, appends)
     put(path, before + TEXT[:cut] + rest)
     file.write(TEXT)
     file.save()
@@ -41,7 +41,7 @@ def test_a_successor_makes_the_file_whole(path, appends, cut, rest):
 
 
 def test_rank_0_writes_line_by_line(path):
-    file = LogFile(path, appends=False)
+    file = CsvLogFile(path, appends=False)
     file.save()
     assert content(path) == ""
     for line in TEXT.splitlines(keepends=True):
@@ -53,7 +53,7 @@ def test_rank_0_writes_line_by_line(path):
 
 def test_a_newcomer_goes_on(path):
     put(path, BEFORE)
-    first, newcomer = LogFile(path, appends=True), LogFile(path, appends=True)
+    first, newcomer = CsvLogFile(path, appends=True), CsvLogFile(path, appends=True)
     first.write(TEXT)
     first.save()
     newcomer.restore(first.describe())
@@ -65,7 +65,7 @@ def test_a_newcomer_goes_on(path):
 
 def test_a_file_that_was_deleted_is_written_again(tmp_path):
     path = tmp_path / "log.csv"
-    file = LogFile(str(path), appends=False)
+    file = CsvLogFile(str(path), appends=False)
     file.write(TEXT)
     file.save()
     path.unlink()
@@ -76,7 +76,7 @@ def test_a_file_that_was_deleted_is_written_again(tmp_path):
 
 def test_a_stopped_process_that_continues_writes_the_bytes_that_are_there(tmp_path):
     path = str(tmp_path / "log.csv")
-    stopped, successor = LogFile(path, appends=False), LogFile(path, appends=False)
+    stopped, successor = CsvLogFile(path, appends=False), CsvLogFile(path, appends=False)
     for file in (stopped, successor):
         file.write("epoch,loss\r\n0,2.5\r\n")
     stopped.save()

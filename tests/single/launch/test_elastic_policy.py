@@ -8,8 +8,8 @@ from tfdist.errors import ClusterConfigError
 from tfdist.launch.elastic_policy import (
     Backoff,
     Changes,
-    Decision,
     ElasticPolicy,
+    FailureDecision,
     ScaleError,
     SlotState,
     Verdict,
@@ -112,7 +112,7 @@ def test_without_restarts_a_worker_is_left_out():
     policy = begun("1:3:3", max_restarts=2)
     restart(policy, 0, 100.0)
     restart(policy, 1, 100.0)
-    assert policy.failed(2, 100.0) == Decision(Verdict.LEAVE_OUT, reason="no restarts left")
+    assert policy.failed(2, 100.0) == FailureDecision(Verdict.LEAVE_OUT, reason="no restarts left")
     assert states(policy) == [RUNNING, RUNNING, OUT]
 
 
@@ -126,7 +126,7 @@ def test_the_job_fails_when_fewer_than_the_minimum_can_run_again():
     policy = begun("2:3:3", max_restarts=1)
     restart(policy, 2, 100.0)
     assert policy.failed(2, 100.0).verdict is Verdict.LEAVE_OUT
-    assert policy.failed(1, 100.0) == Decision(
+    assert policy.failed(1, 100.0) == FailureDecision(
         Verdict.FAIL, reason="no restarts left; too few workers remain (1, expected at least 2)"
     )
 
@@ -161,7 +161,7 @@ def test_leaving_is_no_failure_and_restarts_nothing():
 def test_a_failure_when_too_few_are_left_is_not_followed_by_a_restart():
     policy = begun("2:3:2")
     policy.left(0)
-    assert policy.failed(1, 100.0) == Decision(
+    assert policy.failed(1, 100.0) == FailureDecision(
         Verdict.FAIL, reason="too few workers remain (0, expected at least 2)"
     )
 
@@ -173,7 +173,7 @@ def test_after_the_first_end_nothing_is_started():
     policy.failed(2, 1.0)
     assert policy.end(1) == [2]
     assert policy.finished and not policy.has_ended
-    assert policy.failed(0, 100.0) == Decision(
+    assert policy.failed(0, 100.0) == FailureDecision(
         Verdict.FAIL_AT_END, reason="worker 1 has finished before"
     )
     assert policy.has_ended
@@ -189,7 +189,7 @@ def test_workers_that_were_started_later_may_come_too_late():
     assert policy.latecomers == []
     policy.end(0)
     assert policy.latecomers == [1, 2]
-    late = Decision(Verdict.TOO_LATE, reason="worker 0 has finished before")
+    late = FailureDecision(Verdict.TOO_LATE, reason="worker 0 has finished before")
     assert policy.failed(2, 3.0) == policy.failed(1, 3.0) == late
     assert policy.has_ended
 

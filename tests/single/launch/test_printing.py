@@ -204,7 +204,7 @@ def test_refusals_of_other_tasks(answer):
     with refusing(answer) as address:
         client = Observer("tfdist tasks").client(None, address, "the task")
         try:
-            request = messages.TaskStatus(messages.PROTOCOL, 1.0)
+            request = messages.TaskStatusRequest(messages.PROTOCOL, 1.0)
             with pytest.raises((TfdistError, UnreachableError)) as error:
                 client.call(messages.TASK_STATUS, request, 1.0, patient=False)
         finally:

@@ -16,7 +16,7 @@ from tfdist.control.signing import dashboard_token, metrics_token
 from tfdist.launch.cli import main
 from tfdist.live import dashboard
 from tfdist.live.dashboard import Dashboard, JobView, describe
-from tfdist.live.records import Answer, State
+from tfdist.live.records import ReportedState, TaskAnswer
 from tfdist.live.sampler import Sampler
 from tfdist.live.targets import Targets
 
@@ -153,9 +153,12 @@ def event(**fields):
 
 
 def test_what_the_page_gets():
-    told = State.from_json(state(loss=[[1, 0.5], [2, None]], events=[event()]))
-    early, late = Answer("worker 0", "a:1", 10.0, told), Answer("worker 0", "a:1", 12.0, told)
-    other = Answer("worker 1", "a:2", 12.5, problem="does not listen")
+    told = ReportedState.from_json(state(loss=[[1, 0.5], [2, None]], events=[event()]))
+    early, late = (
+        TaskAnswer("worker 0", "a:1", 10.0, told),
+        TaskAnswer("worker 0", "a:1", 12.0, told),
+    )
+    other = TaskAnswer("worker 1", "a:2", 12.5, problem="does not listen")
     fields = json.loads(json.dumps(describe("job.json", [early, other], [late, other])))
     assert fields["loss"] == {"worker 0": [[1, 0.5], [2, None]]}
     (shown,) = fields["events"]["worker 0"]

@@ -7,7 +7,7 @@ import time
 import pytest
 from live_states import state
 
-from tfdist.live.records import Answer, State, activity
+from tfdist.live.records import ReportedState, TaskAnswer, activity
 
 EVENT = {
     **{"kind": "span", "operation": "step", "name": "7", "detail": "", "bytes": 0},
@@ -16,7 +16,7 @@ EVENT = {
 
 
 def answers(at, *states):
-    return [Answer(one["task"], "host:1", at, State.from_json(one)) for one in states]
+    return [TaskAnswer(one["task"], "host:1", at, ReportedState.from_json(one)) for one in states]
 
 
 def test_rates_between_two_looks():
@@ -63,7 +63,7 @@ def test_a_task_that_was_started_again_begins_at_zero():
 
 
 def test_tasks_that_do_not_answer_or_train():
-    silent = Answer("worker 1", "host:2", 3.0, problem="does not listen")
+    silent = TaskAnswer("worker 1", "host:2", 3.0, problem="does not listen")
     server = state("ps 0")
     server["metrics"] = [["tfdist_restarts", [], 2], ["tfdist_bytes_sent", ["workers"], 5]]
     job = activity([silent, *answers(1.0, server)], [silent, *answers(2.0, server)])
@@ -130,13 +130,13 @@ def test_queues():
 )
 def test_other_answers_are_refused(change):
     with pytest.raises(ValueError):
-        State.from_json({**state(), **change})
+        ReportedState.from_json({**state(), **change})
 
 
 @pytest.mark.parametrize("fields", [None, [], "text", 5, {}])
 def test_what_is_no_state_is_refused(fields):
     with pytest.raises(ValueError):
-        State.from_json(fields)
+        ReportedState.from_json(fields)
 
 
 def test_labels_of_another_number():
@@ -163,7 +163,7 @@ def test_many_peers_take_no_time():
 
 
 def test_values_of_a_training_that_diverges_and_of_a_clock_that_runs_ahead():
-    found = State.from_json(
+    found = ReportedState.from_json(
         state(
             task="x" * 100_000,
             loss=[[1, 3e38], [2, 1e305], [3, -1e305]],

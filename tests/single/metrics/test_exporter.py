@@ -17,7 +17,7 @@ from tfdist.config.settings import Settings
 from tfdist.control import interfaces
 from tfdist.control.signing import metrics_token
 from tfdist.errors import AddressInUseError, ClusterConfigError
-from tfdist.live.records import State
+from tfdist.live.records import ReportedState
 from tfdist.metrics import http_server
 from tfdist.metrics.exporter import Exporter, serve
 
@@ -238,7 +238,7 @@ def test_the_state_always_needs_the_token():
         for path in ("/state", "/state?events=10", "/state?events=nan", "/state?events="):
             status, text, headers = ask(server, path, **authorized)
             assert status == 200 and headers["Content-Type"] == "application/json"
-            state = State.from_json(json.loads(text))
+            state = ReportedState.from_json(json.loads(text))
             assert (state.task, state.value("tfdist_world_size")) == ("worker 1", 2)
             assert state.memory > 1 << 20 and state.pid == os.getpid()
     finally:

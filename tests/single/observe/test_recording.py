@@ -34,7 +34,7 @@ def recorded(tmp_path):
 
 def test_a_record_has_the_fields_of_an_event():
     with events.span("step", "epoch 3"):
-        reader = events.RecordReader(8)
+        reader = events.RingReader(8)
         begun = reader.read(events.last())
         assert begun.has_ended.tolist() == [False]
     found = reader.read(events.last())
@@ -105,7 +105,7 @@ def test_every_event_is_written_or_counted_as_lost(recorded):
 
 
 def test_an_event_that_another_thread_is_writing_is_read_again(tmp_path, monkeypatch):
-    class Interrupted(events.RecordReader):
+    class Interrupted(events.RingReader):
         """Does not see the last event of its first reading."""
 
         hides = True
@@ -116,7 +116,7 @@ def test_an_event_that_another_thread_is_writing_is_read_again(tmp_path, monkeyp
                 return found
             self.hides = False
             seen = (part[:-1] for part in (found.records, found.sequences, found.has_ended))
-            return events.Records(*seen, found.next, found.lost + 1)
+            return events.RingRecords(*seen, found.next, found.lost + 1)
 
     monkeypatch.setattr(events, "RecordReader", Interrupted)
     out = tmp_path / "out.json"

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.ops.collectives.tuned_buckets import Bucket, Layout
+from tfdist.ops.collectives.tuned_buckets import Layout, SizedBucket
 
 KB = 1 << 10
 F32, F16 = tf.float32, tf.float16
@@ -22,9 +22,9 @@ def test_sizes_join_blocks():
     assert found.blocks == [[i, i + 1] for i in range(0, 24, 2)]
     assert found.names == ["1 MB", "4 MB", "16 MB"]
     one, four, all_ = found.buckets
-    assert one == [Bucket(i, 1, i * 256 * KB) for i in range(12)]
-    assert four == [Bucket(i // 4 * 4, 4, i // 4 * 4 * 256 * KB) for i in range(12)]
-    assert all_ == [Bucket(0, 12, 0)] * 12
+    assert one == [SizedBucket(i, 1, i * 256 * KB) for i in range(12)]
+    assert four == [SizedBucket(i // 4 * 4, 4, i // 4 * 4 * 256 * KB) for i in range(12)]
+    assert all_ == [SizedBucket(0, 12, 0)] * 12
     assert found.names[found.initial] == "4 MB"
 
 
@@ -47,7 +47,7 @@ def test_dtypes_and_unknown_sizes():
     tensors = [(0, F32, 256 * KB), (1, F16, 512 * KB), (2, F32, None), (3, F32, 256 * KB)]
     found = Layout.of(tensors)
     assert found.blocks == [[0], [3], [1]] and found.alone == [[2]]
-    assert found.buckets[-1] == [Bucket(0, 2, 0), Bucket(0, 2, 0), Bucket(2, 1, 0)]
+    assert found.buckets[-1] == [SizedBucket(0, 2, 0), SizedBucket(0, 2, 0), SizedBucket(2, 1, 0)]
 
 
 @pytest.mark.parametrize("size", ["Auto", -1, 1.5, None, True])

@@ -10,12 +10,12 @@ import pytest
 
 from tfdist.ops.collectives.fused import DEFAULT_BYTES_PER_PACK
 from tfdist.plan import costs, traffic
-from tfdist.plan.costs import Bucket, Table, Training
+from tfdist.plan.costs import GradientBucket, PlannedTraining, Table
 from tfdist.plan.traffic import Links, Phase
 
 ROOT = Path(__file__).parents[3]
 MB = 1e6
-VGG = Training(138_360_000, 0.55, Links(125 * MB))
+VGG = PlannedTraining(138_360_000, 0.55, Links(125 * MB))
 
 
 def carried(phases) -> float:
@@ -36,7 +36,7 @@ def test_the_published_example():
     assert round(estimate.bandwidth_needed / MB) == 13_584
     assert estimate.speedup == pytest.approx(4 * 0.55 / 7.19128, rel=1e-12)
     # The published 13,582 MB/s is that of 553.36 MB.
-    rounded = Training(553_360_000 // 4, 0.55, Links(125 * MB))
+    rounded = PlannedTraining(553_360_000 // 4, 0.55, Links(125 * MB))
     assert round(costs.all_reduce(rounded, 4, target=0.9).bandwidth_needed / MB) == 13_582
 
 
@@ -96,20 +96,26 @@ def test_selection_is_that_of_the_core():
     assert re.search(r"kRecursiveDoublingBytes = 32 \* 1024;", source)
     assert traffic.BUCKET_BYTES == DEFAULT_BYTES_PER_PACK
     # A model of fewer bytes travels in one bucket, which may be a small one.
-    assert costs.algorithm_of(Training(8192, 1, Links(1)), 4) == traffic.RECURSIVE_DOUBLING
-    assert costs.algorithm_of(Training(8193, 1, Links(1)), 4) == traffic.RING
+    assert costs.algorithm_of(PlannedTraining(8192, 1, Links(1)), 4) == traffic.RECURSIVE_DOUBLING
+    assert costs.algorithm_of(PlannedTraining(8193, 1, Links(1)), 4) == traffic.RING
 
 
 def test_needed_bandwidth_inverts_the_step_time():
-    profile = (Bucket(100_000, 0.2), Bucket(700_000, 0.5), Bucket(200_000, 0.9))
+    profile = (
+        GradientBucket(100_000, 0.2),
+        GradientBucket(700_000, 0.5),
+        GradientBucket(200_000, 0.9),
+    )
     for per_host, local in ((1, 1e12), (2, 1e9)):
-        training = Training(
+        training = PlannedTraining(
             1_000_000, 0.1, Links(1.0, 1e-4, local), per_host=per_host, servers=2, profile=profile
         )
         for estimate in costs.methods(training, 6, target=0.8):
             assert estimate.bandwidth_needed > 0, estimate
             links = Links(estimate.bandwidth_needed, 1e-4, local)
-            again = Training(1_000_000, 0.1, links, per_host=per_host, servers=2, profile=profile)
+            again = PlannedTraining(
+                1_000_000, 0.1, links, per_host=per_host, servers=2, profile=profile
+            )
             (same,) = (
                 each
                 for each in costs.methods(again, 6)
@@ -119,18 +125,18 @@ def test_needed_bandwidth_inverts_the_step_time():
 
 
 def test_no_bandwidth_helps_against_latency_or_within_a_host():
-    slow = Training(1_000_000, 0.001, Links(1e9, 1.0))
+    slow = PlannedTraining(1_000_000, 0.001, Links(1e9, 1.0))
     assert costs.all_reduce(slow, 4, target=0.9).bandwidth_needed is None
-    within = Training(1_000_000, 0.001, Links(1e9, 0.0, 1e6), per_host=2)
+    within = PlannedTraining(1_000_000, 0.001, Links(1e9, 0.0, 1e6), per_host=2)
     assert costs.all_reduce(within, 4, target=0.9).bandwidth_needed is None
     # All workers on one host that is fast enough need no network.
-    host = Training(1_000_000, 1.0, Links(1e9, 0.0, 1e9), per_host=4)
+    host = PlannedTraining(1_000_000, 1.0, Links(1e9, 0.0, 1e9), per_host=4)
     assert costs.all_reduce(host, 4, target=0.9).bandwidth_needed == 0
 
 
 def test_overlap_is_a_schedule_of_buckets():
-    profile = (Bucket(1, 0.25), Bucket(2, 0.5), Bucket(1, 0.75))
-    training = Training(4, 8.0, Links(1), profile=profile)
+    profile = (GradientBucket(1, 0.25), GradientBucket(2, 0.5), GradientBucket(1, 0.75))
+    training = PlannedTraining(4, 8.0, Links(1), profile=profile)
     for communication in (0.1, 1.0, 4.0, 8.0, 40.0):
         done = 0.0
         for bucket in profile:
@@ -146,15 +152,17 @@ def test_bytes_are_complete_evenly_unless_that_was_measured():
     buckets = costs.evenly(2 * third + third // 2, 4, 0.5)
     assert [bucket.parameters for bucket in buckets] == [third, third, third // 2]
     assert [bucket.ready for bucket in buckets] == pytest.approx([0.7, 0.9, 1.0])
-    assert costs.evenly(10, 4, 0.5) == [Bucket(10, 1.0)]
-    assert costs.evenly(0, 4, 0.5) == [Bucket(0, 1.0)]
+    assert costs.evenly(10, 4, 0.5) == [GradientBucket(10, 1.0)]
+    assert costs.evenly(0, 4, 0.5) == [GradientBucket(0, 1.0)]
 
 
 def test_buckets_are_filled_as_tfdist_fills_them():
     mega = 1 << 20
-    gradients = [Bucket(n * mega, r) for n, r in ((0.5, 0.1), (3, 0.3), (0.25, 0.4), (0.25, 0.6))]
+    gradients = [
+        GradientBucket(n * mega, r) for n, r in ((0.5, 0.1), (3, 0.3), (0.25, 0.4), (0.25, 0.6))
+    ]
     filled = costs.bucketed(gradients)
-    assert filled == [Bucket(3.5 * mega, 0.3), Bucket(0.5 * mega, 0.6)]
+    assert filled == [GradientBucket(3.5 * mega, 0.3), GradientBucket(0.5 * mega, 0.6)]
 
 
 def test_parameter_servers():
@@ -162,10 +170,10 @@ def test_parameter_servers():
     # C N / servers in, and the same out.
     assert sync.communication == pytest.approx(2 * 4 * 553.44 / 125)
     assert sync.step == pytest.approx(0.55 + sync.communication)
-    by_server = Training(138_360_000, 0.55, Links(125 * MB), servers=2)
+    by_server = PlannedTraining(138_360_000, 0.55, Links(125 * MB), servers=2)
     assert costs.synchronous_servers(by_server, 4).communication == sync.communication / 2
     # With many servers the worker's own link decides.
-    many = Training(138_360_000, 0.55, Links(125 * MB), servers=16)
+    many = PlannedTraining(138_360_000, 0.55, Links(125 * MB), servers=16)
     assert costs.synchronous_servers(many, 4).communication == pytest.approx(2 * 553.44 / 125)
     # Without waiting: the server is busy all the time with four workers, and idle with one.
     busy = costs.asynchronous_servers(VGG, 4)
@@ -181,7 +189,7 @@ def test_rows_travel_until_they_are_more_than_the_table():
     # 4 x 10 rows exceed twice 19: the table travels, by recursive doubling since it is small.
     assert carried(traffic.rows(4, 10, 16, 19)) == 2 * 19 * 16
     table = Table("ids", 1000, 4, 10)
-    training = Training(0, 1.0, Links(1000), tables=(table,))
+    training = PlannedTraining(0, 1.0, Links(1000), tables=(table,))
     assert costs.all_reduce(training, 4).communication == pytest.approx(720 / 1000)
     assert costs.synchronous_servers(training, 4).communication == pytest.approx(2 * 4 * 240 / 1000)
 

@@ -13,7 +13,7 @@ from tfdist.control import messages
 from tfdist.control.held_calls import ClientContext
 from tfdist.ps import step_waits
 from tfdist.ps.epochs import metric_states
-from tfdist.ps.epochs.metric_states import State, StateError
+from tfdist.ps.epochs.metric_states import MetricStates, StateError
 from tfdist.ps.epochs.rounds import END, TRAINING, VALIDATION, EpochRounds, Key
 from tfdist.ps.epochs.service import EpochService
 
@@ -21,7 +21,7 @@ TIMEOUT = 10.0
 
 
 def state(number):
-    return State.of([np.array([float(number)])], ["sum"])
+    return MetricStates.of([np.array([float(number)])], ["sum"])
 
 
 class Job:
@@ -261,7 +261,7 @@ def test_other_metrics_on_one_worker(different):
     job = Job(3)
     key = (1, 0, TRAINING)
     for rank in range(3):
-        own = State.of([np.full(3, 7.0)], ["sum"]) if rank == different else state(10**rank)
+        own = MetricStates.of([np.full(3, 7.0)], ["sum"]) if rank == different else state(10**rank)
         job.rounds.post(Key(*key), rank, f"process {rank}", own, False, job.now)
     alike = [rank for rank in range(3) if rank != different]
     one, three = '[["f", 1, "sum"]]', '[["f", 3, "sum"]]'
@@ -287,7 +287,7 @@ def test_states_are_merged_as_they_declare():
         "mean": lambda parts: np.mean(parts, axis=0),
         "first": lambda parts: parts[0],
     }.items():
-        states = [State.of(each, [aggregation] * 3) for each in arrays]
+        states = [MetricStates.of(each, [aggregation] * 3) for each in arrays]
         states = [metric_states.parse(s.description(), s.encoded()) for s in states]
         merged = metric_states.merge(states).arrays()
         for found, parts in zip(merged, zip(*arrays, strict=True), strict=True):
@@ -299,9 +299,9 @@ def test_states_are_merged_as_they_declare():
 
 def test_states_that_make_no_sense():
     with pytest.raises(StateError, match="at most .* 8388608 bytes, received 1 var.* 16000000 b"):
-        State.of([np.zeros(2_000_000)], ["sum"])
+        MetricStates.of([np.zeros(2_000_000)], ["sum"])
     with pytest.raises(StateError, match="expected numbers, received"):
-        State.of([np.array(["a"])], ["sum"])
+        MetricStates.of([np.array(["a"])], ["sum"])
     good = state(1)
     for description, encoded in [
         ("[", good.encoded()),
@@ -332,7 +332,7 @@ def request(**changes):
         "data": f"{state(1).description()}\n{state(1).encoded()}",
         "wait": 0.0,
     }
-    return messages.Epoch(**{**fields, **changes})
+    return messages.EpochRequest(**{**fields, **changes})
 
 
 def test_requests_that_make_no_sense():

@@ -16,12 +16,12 @@ from tfdist.control.client import UnreachableError
 from tfdist.control.held_calls import ClientContext
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError
 from tfdist.tasks.client import TaskClient
-from tfdist.tasks.description import Description, Place, Spec
+from tfdist.tasks.description import Description, FilePosition, Spec
 from tfdist.tasks.master import PART, TaskMaster
 
 RANGES = Spec("ranges", 10, 4, "", (), 2, False, None, 5.0)
 FILES = Spec("files", 0, 2, "lines", (("a", 100), ("b", 50)), 2, False, None, 5.0)
-PLACES = (Place(0, 0, 2, 0, 60), Place(0, 2, 1, 60, 40), Place(1, 0, 2, 0, 50))
+PLACES = (FilePosition(0, 0, 2, 0, 60), FilePosition(0, 2, 1, 60, 40), FilePosition(1, 0, 2, 0, 50))
 
 
 def cluster(index=0):
@@ -90,7 +90,7 @@ def test_another_worker_counts_if_the_first_is_dead(job):
 
 
 def open_request(rank=0, **changes):
-    request = messages.TaskOpen(
+    request = messages.TaskOpenRequest(
         protocol=messages.PROTOCOL,
         fingerprint=messages.fingerprint(cluster().training_addresses),
         process=f"process {rank}",
@@ -144,7 +144,7 @@ def test_other_files_are_refused_with_the_first_difference(job, files, first):
 
 def test_many_files_travel_in_parts(job):
     files = tuple((f"é{i:05}", 10) for i in range(5000))
-    places = tuple(Place(i, 0, 1, 0, 10) for i in range(5000))
+    places = tuple(FilePosition(i, 0, 1, 0, 10) for i in range(5000))
     spec = dataclasses.replace(FILES, files=files)
     assert job.client(0).open("train", spec, describing(spec, places)).tasks == 5000
     sent = messages.encode(open_request(data="é\0" * 5000, parts=1))
@@ -200,9 +200,9 @@ def test_a_parked_task_is_named(job, caplog):
         client.report("train", {}, [task.lease], failed=True)
     assert "task 1 (records 2 to 2 of 'a') came back from worker 1 at b:2" in caplog.text
     assert "task 1 (records 2 to 2 of 'a') is parked: 3 workers in a row have died" in caplog.text
-    (shown,) = job.call(messages.TASK_STATUS, messages.TaskStatus(messages.PROTOCOL, 0.0), 0.0)[
-        "queues"
-    ]
+    (shown,) = job.call(
+        messages.TASK_STATUS, messages.TaskStatusRequest(messages.PROTOCOL, 0.0), 0.0
+    )["queues"]
     assert shown["parked"] == [{"task": "task 1 (records 2 to 2 of 'a')", "deaths": 3}]
     assert "parked" in job.master.unfinished()[0]
 
@@ -319,7 +319,7 @@ def test_a_place_outside_of_the_files_is_refused(job, place):
 def test_a_report_of_no_leases_is_refused(job, held):
     job.client(0).open("train", RANGES, describing(RANGES))
     who = dataclasses.asdict(open_request())
-    request = messages.TaskReport(
+    request = messages.TaskReportRequest(
         **{name: who[name] for name in ("protocol", "fingerprint", "process", "rank", "queue")},
         held=held,
         released="[]",

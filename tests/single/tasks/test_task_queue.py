@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from tfdist.tasks.positions import Positions
-from tfdist.tasks.queue import Ended, Grant, Plan, Returned, TaskQueue, Waiting
+from tfdist.tasks.positions import LeasePositions
+from tfdist.tasks.queue import Ended, EpochPlan, Grant, Returned, TaskQueue, Waiting
 
 LEASE = 10.0
 
 
 def queue_of(*sizes, epochs=1, shuffle=False, seed=3):
-    return TaskQueue(Plan(tuple(sizes), epochs, shuffle, seed, LEASE))
+    return TaskQueue(EpochPlan(tuple(sizes), epochs, shuffle, seed, LEASE))
 
 
 def ask(queue, rank, now=0.0, epoch=0, waits=False, process=None):
@@ -168,7 +168,7 @@ def test_a_process_that_dies_gets_nothing_more():
     assert isinstance(again, Grant) and queue.events[-1].item.deaths == 1
 
 
-class Pushed(Positions):
+class Pushed(LeasePositions):
     """Positions that move without a report, and outlive their leases."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class Pushed(Positions):
 
 def test_a_task_goes_on_where_the_last_push_was():
     positions = Pushed()
-    queue = TaskQueue(Plan((4, 4), 1, False, 3, LEASE), 0, positions, "q")
+    queue = TaskQueue(EpochPlan((4, 4), 1, False, 3, LEASE), 0, positions, "q")
     first = ask(queue, 1)
     positions.advance(first.lease, 3)
     # The report does not know of the last push.
@@ -206,7 +206,7 @@ def test_a_task_goes_on_where_the_last_push_was():
 
 def test_an_owner_whose_last_push_came_before_it_knew_has_lost_nothing():
     positions = Pushed()
-    queue = TaskQueue(Plan((4, 4), 1, False, 3, LEASE), 0, positions, "q")
+    queue = TaskQueue(EpochPlan((4, 4), 1, False, 3, LEASE), 0, positions, "q")
     grant = ask(queue, 0)
     positions.advance(grant.lease, 4)
     for _ in range(2):  # the first report ends the task, and the step has not returned yet
@@ -223,7 +223,7 @@ def test_an_owner_whose_last_push_came_before_it_knew_has_lost_nothing():
 
 def test_positions_may_be_further_than_a_state():
     positions = Pushed()
-    plan = Plan((4, 4, 4), 2, False, 3, LEASE)
+    plan = EpochPlan((4, 4, 4), 2, False, 3, LEASE)
     queue = TaskQueue(plan, 0, positions, "q")
     first, second = ask(queue, 0), ask(queue, 0)
     state = json.loads(json.dumps(queue.state()))
@@ -248,7 +248,7 @@ def test_positions_may_be_further_than_a_state():
 
 def test_saved_positions_may_be_behind_the_state():
     """Where a push was collected, but its step was not applied before the server was killed."""
-    plan = Plan((4, 4, 4, 4), 2, False, 3, LEASE)
+    plan = EpochPlan((4, 4, 4, 4), 2, False, 3, LEASE)
     queue = TaskQueue(plan, 0, Pushed(), "a/q")
     finish(queue, 0, ask(queue, 0))
     finish(queue, 0, ask(queue, 0))

@@ -456,7 +456,7 @@ def come_in_another_s_rank(target: Target, source: random.Random) -> str:
 def describe_task_queues(target: Target, source: random.Random) -> str:
     """Sends the first parts of the description of a queue of data tasks, and never the last."""
     rank = source.choice([MEMBER, ACCOMPLICE])
-    request = messages.TaskOpen(
+    request = messages.TaskOpenRequest(
         protocol=messages.PROTOCOL,
         fingerprint=messages.fingerprint(target.cluster.training_addresses),
         process=str(target.process + rank),

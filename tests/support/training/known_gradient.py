@@ -212,7 +212,7 @@ def checkpoint(ranks: Any, server: int, number: int) -> str:
     cluster = Cluster.from_tf_config(ranks[0].assignment.environment["TF_CONFIG"])
     control = ControlClient(cluster, None, cluster.ps[server], f"ps {server}")
     chief = ranks.wait_for(0, "process")
-    request = messages.Checkpoint(fingerprint(cluster), chief, number, 10.0)
+    request = messages.CheckpointRequest(fingerprint(cluster), chief, number, 10.0)
     answer = control.call(messages.CHECKPOINT, request, 10.0, patient=True)
     control.close()
     assert answer["status"] == "written", answer

@@ -25,8 +25,8 @@ from tfdist.config.environments import host_exchange, kubernetes, mpi, slurm, to
 from tfdist.config.environments.place import (
     Found,
     HostExchange,
+    LaunchedProcess,
     LaunchedTasks,
-    Place,
     Remark,
     shown,
     whole,
@@ -42,7 +42,7 @@ class _Environment(Protocol):
 
     LAUNCHER: str
 
-    def place(self, environ: Mapping[str, str]) -> Place | None: ...
+    def place(self, environ: Mapping[str, str]) -> LaunchedProcess | None: ...
 
     def remark(self, environ: Mapping[str, str]) -> Remark | None: ...
 
@@ -63,8 +63,8 @@ def find(environ: Mapping[str, str] | None = None) -> Found:
     text = environ.get(TF_CONFIG, "")
     if text.strip():
         return _given(environ, text)
-    chosen: tuple[_Environment, Place] | None = None
-    alone: Place | None = None
+    chosen: tuple[_Environment, LaunchedProcess] | None = None
+    alone: LaunchedProcess | None = None
     notes: list[str] = []
     warnings: list[str] = []
     for environment in _ENVIRONMENTS:
@@ -155,7 +155,7 @@ def _given(environ: Mapping[str, str], text: str) -> Found:
     return Found(TF_CONFIG, ("TF_CONFIG is set", *ignored), tf_config=text)
 
 
-def _servers(environ: Mapping[str, str], place: Place) -> int:
+def _servers(environ: Mapping[str, str], place: LaunchedProcess) -> int:
     servers = whole(environ, "TFDIST_PS") or 0
     size = f"{place.size_variable}={place.size}"
     if servers >= place.size:
@@ -172,7 +172,7 @@ def _servers(environ: Mapping[str, str], place: Place) -> int:
     return servers
 
 
-def _compare(winner: Place, other: Place) -> None:
+def _compare(winner: LaunchedProcess, other: LaunchedProcess) -> None:
     for own, variable, value, other_variable in (
         (winner.size, winner.size_variable, other.size, other.size_variable),
         (winner.index, winner.index_variable, other.index, other.index_variable),
@@ -185,6 +185,6 @@ def _compare(winner: Place, other: Place) -> None:
             )
 
 
-def _described(place: Place) -> str:
+def _described(place: LaunchedProcess) -> str:
     index, size = place.index_variable, place.size_variable
     return f"{place.launcher}: {index}={place.index}, {size}={place.size}"

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from tfdist.config import validation
-from tfdist.config.environments.place import HostExchange, Place, shown, whole
+from tfdist.config.environments.place import HostExchange, LaunchedProcess, shown, whole
 from tfdist.errors import ClusterConfigError
 
 
 def addresses(
-    environ: Mapping[str, str], place: Place, launcher: ModuleType, servers: int
+    environ: Mapping[str, str], place: LaunchedProcess, launcher: ModuleType, servers: int
 ) -> tuple[list[str] | HostExchange, str]:
     """Returns "host:port" of each process if all are on this host, else where they meet.
 

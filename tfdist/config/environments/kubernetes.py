@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from tfdist.config import validation
-from tfdist.config.environments.place import Place, Remark, required, whole
+from tfdist.config.environments.place import LaunchedProcess, Remark, required, whole
 from tfdist.errors import ClusterConfigError
 
 LAUNCHER = "Kubernetes"
@@ -19,7 +19,7 @@ LAUNCHER = "Kubernetes"
 PORT = 2222
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> LaunchedProcess | None:
     """Returns this pod's place, the workers first; None if it is no task of a job.
 
     Raises:
@@ -35,7 +35,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
         variable = "JOB_COMPLETION_INDEX"
     else:
         index, variable = _index_in_set(environ, workers, servers)
-    return Place(LAUNCHER, index, workers + servers, variable, size_variable)
+    return LaunchedProcess(LAUNCHER, index, workers + servers, variable, size_variable)
 
 
 def _index_in_set(environ: Mapping[str, str], workers: int, servers: int) -> tuple[int, str]:
@@ -89,7 +89,7 @@ def remark(environ: Mapping[str, str]) -> Remark | None:
     )
 
 
-def addresses(environ: Mapping[str, str], place: Place) -> tuple[list[str], str]:
+def addresses(environ: Mapping[str, str], place: LaunchedProcess) -> tuple[list[str], str]:
     """Returns "host:port" of each pod, and the variables that gave them.
 
     Raises:

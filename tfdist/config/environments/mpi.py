@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from tfdist.config.environments.place import Place, Remark, required, shown, whole
+from tfdist.config.environments.place import LaunchedProcess, Remark, required, shown, whole
 from tfdist.config.environments.ports import block_of, port_of
 from tfdist.errors import ClusterConfigError
 
@@ -29,7 +29,7 @@ _TORCHRUN = "TORCHELASTIC_RUN_ID"
 _NAMES_OF_JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> LaunchedProcess | None:
     """Returns this process's place among the ranks; None if no MPI launcher has started it.
 
     Raises:
@@ -44,7 +44,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
             f"{launcher}: {rank}={environ[rank]} is set, but no variable says how many ranks there "
             "are; expected WORLD_SIZE too, or TF_CONFIG='{}' in a process that trains alone"
         )
-    found = Place(
+    found = LaunchedProcess(
         launcher, required(environ, rank, size), required(environ, size, rank), rank, size
     )
     inner = whole(environ, "PMIX_RANK") if flavor is _OPEN_MPI else None
@@ -66,7 +66,7 @@ def remark(environ: Mapping[str, str]) -> Remark | None:
     )
 
 
-def is_one_host(environ: Mapping[str, str], place: Place) -> bool | None:
+def is_one_host(environ: Mapping[str, str], place: LaunchedProcess) -> bool | None:
     """Returns whether all ranks are on this host; None if no variable says it."""
     flavor = _flavor(environ)
     local = whole(environ, flavor[3]) if flavor is not None else None

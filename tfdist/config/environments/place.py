@@ -14,7 +14,7 @@ MAX_PROCESSES = 65536
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class LaunchedProcess:
     """The index of this process among the processes that a launcher has started.
 
     Args:

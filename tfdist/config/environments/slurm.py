@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tfdist.config.environments import nodelist
-from tfdist.config.environments.place import Place, Remark, required, shown, whole
+from tfdist.config.environments.place import LaunchedProcess, Remark, required, shown, whole
 from tfdist.config.environments.ports import port_of
 from tfdist.errors import ClusterConfigError
 
@@ -29,7 +29,7 @@ _INNER_LAUNCHERS = {
 _BLOCKS_PER_JOB = 17
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> LaunchedProcess | None:
     """Returns this process's place among the tasks of its step; None outside of a step.
 
     Raises:
@@ -41,7 +41,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
     size_variable = (
         "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     )
-    return Place(
+    return LaunchedProcess(
         LAUNCHER,
         required(environ, "SLURM_PROCID", "SLURM_STEP_ID"),
         required(environ, size_variable, "SLURM_PROCID"),
@@ -91,7 +91,7 @@ def _step(environ: Mapping[str, str]) -> str | None:
     return environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or None
 
 
-def addresses(environ: Mapping[str, str], place: Place) -> tuple[list[str], str]:
+def addresses(environ: Mapping[str, str], place: LaunchedProcess) -> tuple[list[str], str]:
     """Returns "host:port" of each task of the step, and the variables that gave them.
 
     Raises:
@@ -179,7 +179,9 @@ def _layout(counts: list[int], environ: Mapping[str, str]) -> list[tuple[int, in
     return layout
 
 
-def _check_own(environ: Mapping[str, str], place: Place, layout: list[tuple[int, int]]) -> None:
+def _check_own(
+    environ: Mapping[str, str], place: LaunchedProcess, layout: list[tuple[int, int]]
+) -> None:
     node, local = whole(environ, "SLURM_NODEID"), whole(environ, "SLURM_LOCALID")
     expected = layout[place.index]
     received = (

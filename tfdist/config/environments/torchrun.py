@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfdist.config.environments.place import Place, Remark, required, shown, whole
+from tfdist.config.environments.place import LaunchedProcess, Remark, required, shown, whole
 
 LAUNCHER = "torchrun"
 _DEFAULT_PORT = 29500
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> LaunchedProcess | None:
     """Returns this process's place among the ranks; None unless both variables are set.
 
     Raises:
@@ -18,7 +18,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
     """
     if not environ.get("RANK") or not environ.get("WORLD_SIZE"):
         return None
-    return Place(
+    return LaunchedProcess(
         LAUNCHER,
         required(environ, "RANK", "WORLD_SIZE"),
         required(environ, "WORLD_SIZE", "RANK"),
@@ -36,7 +36,7 @@ def remark(environ: Mapping[str, str]) -> Remark | None:
     return Remark(f"{known} ignored: {absent} is not set")
 
 
-def is_one_host(environ: Mapping[str, str], place: Place) -> bool | None:
+def is_one_host(environ: Mapping[str, str], place: LaunchedProcess) -> bool | None:
     """Returns whether all ranks are on this host; None if no variable says it."""
     local = whole(environ, "LOCAL_WORLD_SIZE")
     return None if local is None else local == place.size

@@ -29,7 +29,7 @@ from tfdist.estimator.training.input_position import (
 from tfdist.estimator.training.sessions import SessionCreator, initialized_session, restore
 from tfdist.estimator.training.warm_start import warm_start
 from tfdist.job import process
-from tfdist.preemption.training import Training
+from tfdist.preemption.training import StoppableSteps
 
 v1 = tf.compat.v1
 
@@ -48,7 +48,7 @@ class AllReduceWorker:
         self._scratch: tempfile.TemporaryDirectory | None = None
         self._batches: BatchAhead
         job = process.current.job
-        self.training = Training(job.stop_watch if job is not None else None, 0)
+        self.training = StoppableSteps(job.stop_watch if job is not None else None, 0)
         self._batches_before = 0  # of the input, read by a process before this one
         # Whether the variables start from another model's values; on the chief, the operation that
         # reads these.

@@ -24,7 +24,7 @@ from tfdist.estimator.training.sessions import SessionCreator, initialized_sessi
 from tfdist.estimator.training.warm_start import warm_start
 from tfdist.estimator.training.worker_states import BeginHook, EndHook, WorkerStates
 from tfdist.job import process
-from tfdist.preemption.training import Training
+from tfdist.preemption.training import StoppableSteps
 from tfdist.strategies._variables.parameters import Parameters
 
 v1 = tf.compat.v1
@@ -51,7 +51,7 @@ class ParameterServerWorker:
         self._training = 0
         self._last_step = math.inf
         member = process.current.ps_worker
-        self.training = Training(member.stop_watch if member is not None else None, None)
+        self.training = StoppableSteps(member.stop_watch if member is not None else None, None)
 
     def __enter__(self) -> ParameterServerWorker:
         self._parameters.has_trained = True

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.estimator.training.end_together import EndTogether
 from tfdist.preemption.notice import notice
-from tfdist.preemption.training import Training
+from tfdist.preemption.training import StoppableSteps
 
 
 class StopAtNotice(tf.compat.v1.train.SessionRunHook):
@@ -27,7 +27,7 @@ class StopAtNotice(tf.compat.v1.train.SessionRunHook):
       is_preempted: it has ended the training.
     """
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: StoppableSteps) -> None:
         self._training = training
         self.is_preempted = False
 
@@ -39,7 +39,7 @@ class StopAtNotice(tf.compat.v1.train.SessionRunHook):
 
 
 @contextlib.contextmanager
-def until_notice(training: Training) -> Iterator[None]:
+def until_notice(training: StoppableSteps) -> Iterator[None]:
     """Takes SIGTERM as a notice within; the failure of another worker is none then."""
     try:
         with notice.expected():
@@ -50,7 +50,7 @@ def until_notice(training: Training) -> Iterator[None]:
         training.lost_peers(error)
 
 
-def end_if_preempted(training: Training, hooks: Sequence[Any], saved_to: str | None) -> None:
+def end_if_preempted(training: StoppableSteps, hooks: Sequence[Any], saved_to: str | None) -> None:
     """Ends the program if a training has ended because a worker was told to end.
 
     Args:

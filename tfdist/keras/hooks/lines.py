@@ -9,7 +9,7 @@ from keras.callbacks import CSVLogger, RemoteMonitor
 
 from tfdist.keras import rank_zero
 from tfdist.keras.callback import replaced
-from tfdist.keras.log_file import LogFile
+from tfdist.keras.log_file import CsvLogFile
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of, rank_of
 
@@ -47,7 +47,7 @@ def open_log(original: Any, logger: Any, logs: Any) -> None:
     with replaced(logger, filename=os.devnull, append=False):
         original(logger, logs)
     logger.csv_file.close()
-    file = logger.csv_file = LogFile(logger.filename, logger.append)
+    file = logger.csv_file = CsvLogFile(logger.filename, logger.append)
     logger.append_header = file.is_new
     rank_zero.by_rank_0(logger.model, f"the beginning of {logger.filename}", file.save)
 
@@ -81,7 +81,7 @@ def send_logs(original: Any, monitor: Any, epoch: int, logs: Any) -> None:
 def describe_log(logger: Any) -> dict[str, Any] | None:
     """What a newcomer needs of a `CSVLogger`; `None` if it has opened nothing."""
     # tf_keras has no such attribute before `fit`.
-    if not isinstance(getattr(logger, "csv_file", None), LogFile):
+    if not isinstance(getattr(logger, "csv_file", None), CsvLogFile):
         return None
     return {**logger.csv_file.describe(), "keys": logger.keys}
 

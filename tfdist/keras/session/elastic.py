@@ -24,7 +24,7 @@ from tfdist.keras.workers import elastic_job_of
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
-class Elastic(Participant[Session]):
+class ElasticPart(Participant[Session]):
     """The part of an elastic job in a call."""
 
     def __init__(self, session: Session, job: ElasticJob) -> None:
@@ -32,7 +32,7 @@ class Elastic(Participant[Session]):
         self._job = job
 
     @classmethod
-    def of(cls, session: Session) -> Elastic | None:
+    def of(cls, session: Session) -> ElasticPart | None:
         """Returns the participant, if it takes part."""
         job = elastic_job_of(session.strategy)
         return None if job is None else cls(session, job)

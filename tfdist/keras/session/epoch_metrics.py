@@ -24,8 +24,8 @@ from tfdist.keras.callback import Callback
 from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.session import FitSession, Session, is_in_fit_of
 from tfdist.keras.workers import is_on_servers, trains_on_servers
-from tfdist.ps.epochs.metric_states import State, StateError
-from tfdist.ps.epochs.rounds import END, FIT_END, TRAINING, VALIDATION, Answer, Key
+from tfdist.ps.epochs.metric_states import MetricStates, StateError
+from tfdist.ps.epochs.rounds import END, FIT_END, TRAINING, VALIDATION, Key, RoundResult
 
 _log = logging.getLogger("tfdist")
 
@@ -91,7 +91,7 @@ class EpochMetrics(Participant[FitSession]):
         if phase == VALIDATION:  # all workers see all rows
             aggregations = ["mean" if a == "sum" else a for a in aggregations]
         try:
-            state = State.of(values, aggregations)
+            state = MetricStates.of(values, aggregations)
         except StateError as error:
             self._tell(f"its metrics are this worker's own: {error}")
             return None
@@ -112,7 +112,7 @@ class EpochMetrics(Participant[FitSession]):
         # This worker's updates reach the servers before another worker saves or restores.
         self._member.flush()
         self._has_ended = True
-        self._meet(END, State(), bool(self.model.stop_training))
+        self._meet(END, MetricStates(), bool(self.model.stop_training))
 
     def end_call(self) -> None:
         """Ends `fit` together with the other workers.
@@ -121,9 +121,9 @@ class EpochMetrics(Participant[FitSession]):
         the best weights. A worker that reads variables after `fit` reads the changed ones.
         """
         if self._has_ended:
-            self._meet(FIT_END, State())
+            self._meet(FIT_END, MetricStates())
 
-    def _meet(self, phase: int, state: State, stop: bool = False) -> Answer | None:
+    def _meet(self, phase: int, state: MetricStates, stop: bool = False) -> RoundResult | None:
         answer = self._member.epochs.join_round(Key(self._fit, self._epoch, phase), state, stop)
         if answer is None:
             return None

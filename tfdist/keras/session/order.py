@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tfdist.keras.session.data_tasks import DataTasks
-from tfdist.keras.session.elastic import Elastic
+from tfdist.keras.session.elastic import ElasticPart
 from tfdist.keras.session.epoch_lengths import EpochLengths
 from tfdist.keras.session.epoch_metrics import EpochMetrics
 from tfdist.keras.session.local_rounds import LocalRounds
@@ -24,7 +24,10 @@ def _positions(session: Session) -> Participant | None:
 
 
 ORDER: Sequence[tuple[Factory, str]] = (
-    (Elastic.of, "all others see whole batches; the members meet after all have ended an epoch"),
+    (
+        ElasticPart.of,
+        "all others see whole batches; the members meet after all have ended an epoch",
+    ),
     (DataTasks.of, "its callback commits before the user's callbacks save"),
     (Progress.of, "before the program may be stopped"),
     (Preemption.of, "handles what the participants below it lose"),

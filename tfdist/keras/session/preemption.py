@@ -20,7 +20,7 @@ from tfdist.keras.workers import (
     trains_on_servers,
 )
 from tfdist.preemption.notice import notice
-from tfdist.preemption.training import Training
+from tfdist.preemption.training import StoppableSteps
 
 # Below TFDIST_CHECKPOINT_DIR, where parameter servers have their snapshots, too.
 _FOLDER = "fit"
@@ -39,15 +39,15 @@ class Preemption(Participant[FitSession]):
         self._on_servers = trains_on_servers(strategy)
         job, worker = process.current.job, process.current.ps_worker
         elastic_job = elastic_job_of(strategy)
-        self._training: Training
+        self._training: StoppableSteps
         if elastic_job is not None:
             self._training = ElasticTraining(elastic_job)
         elif self._communicator is not None and job is not None:
-            self._training = Training(job.stop_watch, 0)
+            self._training = StoppableSteps(job.stop_watch, 0)
         elif self._on_servers and worker is not None:
-            self._training = Training(worker.stop_watch, worker.steps_ahead)
+            self._training = StoppableSteps(worker.stop_watch, worker.steps_ahead)
         else:
-            self._training = Training(None, None)
+            self._training = StoppableSteps(None, None)
 
     @classmethod
     def of(cls, session: Session) -> Preemption | None:

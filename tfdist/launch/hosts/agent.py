@@ -80,7 +80,7 @@ class Agent:
         self._out = out
         self._guard = guard
         self._directories = directories
-        self._reader = records.RecordReader()
+        self._reader = records.RecordStream()
         self._processes: dict[int, LocalProcess] = {}
         self._reading: list[TaskOutput] = []
         self._told: set[int] = set()

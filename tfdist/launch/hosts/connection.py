@@ -116,7 +116,7 @@ class HostConnection:
         self._problem = ""
         self._processes: dict[int, RemoteProcess] = {}
         self._answers: list[records.Record] = []
-        self._reader = records.RecordReader()
+        self._reader = records.RecordStream()
         self._since = time.monotonic()
         self._next_beat = self._since + records.BEAT
         try:

@@ -10,7 +10,7 @@ from tfdist.launch.hosts.connection import AgentCommand, HostConnection
 from tfdist.launch.hosts.host_list import Host
 from tfdist.launch.output import OutputStream, Sink
 from tfdist.launch.ports import free_ports
-from tfdist.launch.process import LocalProcess, Process, ProcessSpec
+from tfdist.launch.process import LocalProcess, ProcessSpec, TaskProcess
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ class HostPool:
         together = [index for index, other in enumerate(self._places) if other is site]
         return shares(site.cpus, len(together), self._binding)[together.index(task)]
 
-    def start(self, task: int, spec: ProcessSpec, sinks: Sequence[Sink], guard: int) -> Process:
+    def start(self, task: int, spec: ProcessSpec, sinks: Sequence[Sink], guard: int) -> TaskProcess:
         """Starts the process of a task on its host.
 
         Args:

@@ -31,7 +31,7 @@ class RecordError(ValueError):
     """What arrived is no record; the message shows it."""
 
 
-class RecordReader:
+class RecordStream:
     """Cuts a stream of bytes into records."""
 
     def __init__(self) -> None:

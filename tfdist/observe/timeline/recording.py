@@ -27,7 +27,7 @@ from tfdist.observe.timeline.merge import merge_after_last
 from tfdist.observe.timeline.parts import Header, PartWriter
 
 if TYPE_CHECKING:
-    from tfdist.ops.trace.events import RecordReader, Records
+    from tfdist.ops.trace.events import RingReader, RingRecords
 
 _log = logging.getLogger("tfdist")
 _EVENTS = "tfdist.ops.trace.events"
@@ -60,7 +60,7 @@ class Recording:
         self._name = cluster.task_name
         self._closing = threading.Event()
         self._failure: OSError | None = None
-        self._reader: RecordReader | None = None
+        self._reader: RingReader | None = None
         # The first event that was not read; those before it that had not ended; and those that
         # another thread was just writing.
         self._next = 1
@@ -165,7 +165,7 @@ class Recording:
         self._part.layout(self._reader.layout)
         return True
 
-    def _ended_records(self, reader: RecordReader) -> list[bytes]:
+    def _ended_records(self, reader: RingReader) -> list[bytes]:
         """Returns the events that were written before their ends, and have ended since."""
         ended, pending = [], []
         for sequence in self._pending:
@@ -177,7 +177,7 @@ class Recording:
         self._pending = pending
         return ended
 
-    def _unseen_records(self, reader: RecordReader) -> list[bytes]:
+    def _unseen_records(self, reader: RingReader) -> list[bytes]:
         """Returns the events that another thread was writing when they were to be read."""
         written, unseen, lost = [], set(), 0
         for sequence in sorted(self._unseen):
@@ -193,14 +193,14 @@ class Recording:
         self._note_lost(lost)
         return written
 
-    def _read_again(self, reader: RecordReader, sequence: int) -> Records | None:
+    def _read_again(self, reader: RingReader, sequence: int) -> RingRecords | None:
         """Reads one event; `None` if it is being written now, or was overwritten."""
         found = reader.read(sequence, 1)
         # Else it is the next one that can be read.
         is_it = len(found.records) and found.sequences[0] == sequence
         return found if is_it else None
 
-    def _is_overwritten(self, reader: RecordReader, sequence: int) -> bool:
+    def _is_overwritten(self, reader: RingReader, sequence: int) -> bool:
         return sequence + reader.ring_events < self._next
 
     def _measure(self) -> None:

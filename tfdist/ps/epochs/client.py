@@ -11,8 +11,8 @@ from tfdist.control import messages
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.waiting import Wait
 from tfdist.ps.config import fingerprint
-from tfdist.ps.epochs.metric_states import State
-from tfdist.ps.epochs.rounds import Answer, Key
+from tfdist.ps.epochs.metric_states import MetricStates
+from tfdist.ps.epochs.rounds import Key, RoundResult
 from tfdist.ps.epochs.service import PART
 
 _log = logging.getLogger("tfdist.ps")
@@ -45,7 +45,7 @@ class EpochClient:
         self._timeout = timeout
         self._closed = closed
 
-    def join_round(self, key: Key, state: State, stop: bool = False) -> Answer | None:
+    def join_round(self, key: Key, state: MetricStates, stop: bool = False) -> RoundResult | None:
         """Posts a state and waits for the round to end.
 
         Args:
@@ -93,13 +93,13 @@ class EpochClient:
                 break
         return answer
 
-    def _call(self, request: messages.Epoch) -> dict:
+    def _call(self, request: messages.EpochRequest) -> dict:
         return self._control.call(messages.EPOCH, request, request.wait, patient=True)
 
     def _request(
         self, key: Key, stop: bool, part: int, parts: int, data: str, wait: float
-    ) -> messages.Epoch:
-        return messages.Epoch(
+    ) -> messages.EpochRequest:
+        return messages.EpochRequest(
             protocol=messages.PROTOCOL,
             fingerprint=fingerprint(self._cluster),
             process=self._process,
@@ -123,10 +123,10 @@ class EpochClient:
         )
 
 
-def _decoded(answer: dict, state: State) -> Answer:
+def _decoded(answer: dict, state: MetricStates) -> RoundResult:
     content = answer["content"]
-    return Answer(
-        None if content is None else State(state.fields, base64.b64decode(content)),
+    return RoundResult(
+        None if content is None else MetricStates(state.fields, base64.b64decode(content)),
         tuple(answer["ranks"]),
         {int(rank): reason for rank, reason in answer["missing"].items()},
         answer["stop"],

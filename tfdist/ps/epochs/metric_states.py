@@ -40,7 +40,7 @@ class Field:
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class MetricStates:
     """The variables of one worker, or merged variables of several.
 
     Args:
@@ -52,7 +52,7 @@ class State:
     content: bytes = b""
 
     @classmethod
-    def of(cls, arrays: Sequence[np.ndarray], aggregations: Sequence[str]) -> State:
+    def of(cls, arrays: Sequence[np.ndarray], aggregations: Sequence[str]) -> MetricStates:
         """Makes a state of arrays.
 
         Raises:
@@ -93,7 +93,7 @@ class State:
         return base64.b64encode(self.content).decode()
 
 
-def parse(description: str, encoded: str) -> State:
+def parse(description: str, encoded: str) -> MetricStates:
     """Returns the state of a `description` and an `encoded` content.
 
     Raises:
@@ -112,10 +112,10 @@ def parse(description: str, encoded: str) -> State:
             f"expected the states of metrics, received {len(content)} bytes for "
             f"{description[:80]!r}"
         )
-    return State(fields, content)
+    return MetricStates(fields, content)
 
 
-def merge(states: Sequence[State]) -> State:
+def merge(states: Sequence[MetricStates]) -> MetricStates:
     """Merges the states of several workers.
 
     Args:
@@ -141,4 +141,4 @@ def merge(states: Sequence[State]) -> State:
                 value = value / len(parts)
                 value = np.rint(value) if field.kind == "i" else value
         merged.append(value.astype(_KINDS[field.kind]).tobytes())
-    return State(first.fields, b"".join(merged))
+    return MetricStates(first.fields, b"".join(merged))

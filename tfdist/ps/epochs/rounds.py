@@ -30,7 +30,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tfdist.ps.epochs import metric_states
-from tfdist.ps.epochs.metric_states import State
+from tfdist.ps.epochs.metric_states import MetricStates
 
 TRAINING, VALIDATION, END, FIT_END = range(4)
 # Ended rounds are kept for late workers: their maximum number, and the bytes of their states.
@@ -50,7 +50,7 @@ class Key:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class RoundResult:
     """The result of a round.
 
     Args:
@@ -60,7 +60,7 @@ class Answer:
       stop: whether a worker requests that all stop training.
     """
 
-    state: State | None
+    state: MetricStates | None
     ranks: tuple[int, ...] = ()
     missing: dict[int, str] = dataclasses.field(default_factory=dict)
     stop: bool = False
@@ -68,10 +68,10 @@ class Answer:
 
 @dataclasses.dataclass
 class _Post:
-    state: State
+    state: MetricStates
     process: str
     since: float
-    answer: Answer | None = None
+    answer: RoundResult | None = None
 
 
 @dataclasses.dataclass
@@ -149,8 +149,8 @@ class EpochRounds:
         self._waits, self._waits_at = waits, began
 
     def post(
-        self, key: Key, rank: int, process: str, state: State, stop: bool, now: float
-    ) -> Answer | None:
+        self, key: Key, rank: int, process: str, state: MetricStates, stop: bool, now: float
+    ) -> RoundResult | None:
         """Takes a worker's state, which replaces its earlier post in this round.
 
         Returns:
@@ -162,7 +162,7 @@ class EpochRounds:
         if stop:
             self._stopped.add(key.fit)
         if self._forgotten is not None and key <= self._forgotten:
-            return Answer(None, stop=key.fit in self._stopped)
+            return RoundResult(None, stop=key.fit in self._stopped)
         self._rounds.setdefault(key, _Round()).posts[rank] = _Post(state, process, now)
         worker.at = key if worker.at is None else max(worker.at, key)
         self._forget()
@@ -195,7 +195,7 @@ class EpochRounds:
                 has_ended = True
         return has_ended
 
-    def answer(self, key: Key, rank: int) -> Answer | None:
+    def answer(self, key: Key, rank: int) -> RoundResult | None:
         """Returns the answer to a worker's post; `None` until the round has ended."""
         answer = self._rounds[key].posts[rank].answer
         return answer and dataclasses.replace(answer, stop=key.fit in self._stopped)
@@ -249,7 +249,7 @@ class EpochRounds:
                 for rank, post in there.posts.items()
                 if rank not in alike
             }
-            answer = Answer(state, tuple(alike), missing | others)
+            answer = RoundResult(state, tuple(alike), missing | others)
             for rank in alike.keys() & set(waiting):
                 alike[rank].answer = answer
 

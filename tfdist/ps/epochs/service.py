@@ -11,7 +11,7 @@ from tfdist.control import messages
 from tfdist.control.held_calls import ClientContext
 from tfdist.ps.epochs import metric_states
 from tfdist.ps.epochs.metric_states import StateError
-from tfdist.ps.epochs.rounds import FIT_END, TRAINING, Answer, EpochRounds, Key
+from tfdist.ps.epochs.rounds import FIT_END, TRAINING, EpochRounds, Key, RoundResult
 
 # Characters of a request's `data`; the whole request stays below messages.MAX_REQUEST_BYTES.
 PART = 48_000
@@ -62,7 +62,7 @@ class EpochService:
         """Stops the queries; calls in progress wait at most until their own deadlines."""
         self._closed.set()
 
-    def answer(self, request: messages.Epoch, context: ClientContext) -> dict[str, Any]:
+    def answer(self, request: messages.EpochRequest, context: ClientContext) -> dict[str, Any]:
         """Answers a worker's request."""
         problem = self._problem(request)
         if problem:
@@ -79,7 +79,7 @@ class EpochService:
                 return {"status": "missing"}
             return self._await(key, request, context)
 
-    def _problem(self, request: messages.Epoch) -> str:
+    def _problem(self, request: messages.EpochRequest) -> str:
         if not 0 <= request.rank < self._workers:
             return f"there is no rank {request.rank} among {self._workers}"
         if request.fit < 1 or request.epoch < 0 or not TRAINING <= request.phase <= FIT_END:
@@ -95,7 +95,7 @@ class EpochService:
             )
         return ""
 
-    def _take(self, key: Key, request: messages.Epoch) -> dict[str, Any] | None:
+    def _take(self, key: Key, request: messages.EpochRequest) -> dict[str, Any] | None:
         """Takes a part; returns the answer unless it depends on the other workers."""
         parts = self._parts.setdefault(request.rank, [])
         if request.part == 0:
@@ -116,7 +116,9 @@ class EpochService:
         self._settle()
         return None if over is None else _encoded(over)
 
-    def _await(self, key: Key, request: messages.Epoch, context: ClientContext) -> dict[str, Any]:
+    def _await(
+        self, key: Key, request: messages.EpochRequest, context: ClientContext
+    ) -> dict[str, Any]:
         deadline = time.monotonic() + min(request.wait, _MAX_WAIT)
         self._waiting_calls += 1
         try:
@@ -162,7 +164,7 @@ class EpochService:
             raise
 
 
-def _encoded(answer: Answer) -> dict[str, Any]:
+def _encoded(answer: RoundResult) -> dict[str, Any]:
     return {
         "status": "over",
         "content": None if answer.state is None else answer.state.encoded(),

@@ -88,7 +88,7 @@ def ask(control: ControlClient, wait: float = 5.0) -> Reading | None:
       AuthenticationError: the server has another secret.
       ClusterConfigError: another program answers at the address.
     """
-    request = messages.Stats(protocol=messages.PROTOCOL, wait=wait)
+    request = messages.StatsRequest(protocol=messages.PROTOCOL, wait=wait)
     answer = control.call(messages.STATS, request, wait, patient=False)
     return answer if answer["status"] == "stats" else None
 

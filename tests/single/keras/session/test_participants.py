@@ -360,7 +360,7 @@ def test_an_epoch_of_local_updates_ends_with_a_synchronization(monkeypatch: Any)
 def test_elastic_data_is_read_whole() -> None:
     made = session_of("evaluate", model())
     opened: list[Any] = []
-    elastic.Elastic(made, None).open_data(object(), "strategy", opened.append)  # type: ignore[arg-type]
+    elastic.ElasticPart(made, None).open_data(object(), "strategy", opened.append)  # type: ignore[arg-type]
     assert opened == [elastic.WholeBatches]
     with pytest.raises(ValueError, match="received a dataset that is distributed already"):
         elastic.WholeBatches.check(object())

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_keras
 from tf_keras.src.engine.data_adapter import KerasSequenceAdapter, TensorLikeDataAdapter
 
-from tfdist.data.openings import Source
+from tfdist.data.openings import BatchSource
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import Seed, restored, users_seed
 from tfdist.keras.drawing import note_call
@@ -25,7 +25,7 @@ from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
 
 
-def order_of(adapter: Any, dataset_of: Callable[[], tf.data.Dataset]) -> Source | None:
+def order_of(adapter: Any, dataset_of: Callable[[], tf.data.Dataset]) -> BatchSource | None:
     """Returns the batches of arrays or of a `Sequence`; `None` of other data.
 
     Args:
