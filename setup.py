@@ -152,7 +152,10 @@ setup(
     package_dir=FOLDERS,
     packages=[name for top, folder in FOLDERS.items() for name in packages_in(top, ROOT / folder)],
     # Says that the annotations are meant for type checkers (PEP 561).
-    package_data={package: ["py.typed"] for package in FOLDERS} | {"tfdist.live": ["page/*"]},
+    package_data={
+        **{package: ["py.typed"] for package in FOLDERS},
+        "tfdist.observe.live": ["page/*"],
+    },
     # BuildOpLibrary puts the library beside tfdist.ops; a stale one of the tree must not follow.
     include_package_data=False,
     install_requires=[
@@ -200,7 +203,7 @@ setup(
             "tf_keras",
         ],
     },
-    entry_points={"console_scripts": ["tfdist = tfdist.launch.cli:main"]},
+    entry_points={"console_scripts": ["tfdist = tfdist.cli.main:main"]},
     cmdclass=COMMANDS,
     distclass=PlatformDistribution,
     zip_safe=False,

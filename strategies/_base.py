@@ -12,7 +12,7 @@ from tfdist import keras
 from tfdist.data.iterators import positioned
 from tfdist.job import process
 from tfdist.keras import scalar_losses
-from tfdist.metrics.counters import StepCounter
+from tfdist.observe.metrics.counters import StepCounter
 
 
 class StrategyBase(tf.distribute.Strategy):

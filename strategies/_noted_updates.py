@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfdist.metrics import counters
+from tfdist.observe.metrics import counters
 
 # For type checkers: a `tf.distribute.StrategyExtended` follows the mixin, and has no types.
 _Base: Any = object

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tfdist.job.process import is_initialized, local_rank, local_size, rank, size
     from tfdist.job.rank_ops import local_rank_op, local_size_op, rank_op, size_op
     from tfdist.job.variables import broadcast_variables
-    from tfdist.metrics.counters import count_samples
+    from tfdist.observe.metrics.counters import count_samples
     from tfdist.ops import join
     from tfdist.preemption.training import stop_requested
     from tfdist.startup import init
@@ -85,7 +85,7 @@ _MODULE_OF = {
     "all_gather_object": "tfdist.job.objects",
     "broadcast_object": "tfdist.job.objects",
     "broadcast_variables": "tfdist.job.variables",
-    "count_samples": "tfdist.metrics.counters",
+    "count_samples": "tfdist.observe.metrics.counters",
     "export_for_serving": "tfdist.embedding.export",
     "init": "tfdist.startup",
     "is_initialized": "tfdist.job.process",
@@ -105,9 +105,9 @@ _MODULE_OF = {
 # What `tfdist.ops` calls of the packages above it.
 _providers.register("default_communicator", "tfdist.job.process", "communicator")
 # What `tfdist.job` and the servers call of a package above them.
-_providers.register("serve_metrics", "tfdist.metrics.exporter", "serve")
+_providers.register("serve_metrics", "tfdist.observe.metrics.exporter", "serve")
 # What `tfdist.config` calls of a package above it.
-_providers.register("exchange_addresses", "tfdist.control.address_exchange")
+_providers.register("exchange_addresses", "tfdist.job.address_exchange")
 # What `tfdist.data` calls of a package above it.
 _providers.register("follow_data_tasks", "tfdist.keras")
 for _name in ("embedding_lookup", "prefetch_rows", "safe_embedding_lookup_sparse"):

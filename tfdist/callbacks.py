@@ -21,8 +21,8 @@ from tfdist.horovod.metrics import MetricAverageCallback
 from tfdist.job import process
 from tfdist.keras.callback import Callback
 from tfdist.keras.on_rank_zero import OnRankZero
-from tfdist.metrics.collector import describe
-from tfdist.metrics.rates import Rates
+from tfdist.observe.metrics.collector import describe
+from tfdist.observe.metrics.rates import Rates
 from tfdist.ps.stats import rates
 from tfdist.ps.stats.rates import Reading
 

@@ -11,7 +11,7 @@ from typing import Any
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.control.plane import ControlPlane, RendezvousResult
+from tfdist.job.plane import ControlPlane, RendezvousResult
 
 TIMEOUT = 120.0  # seconds
 

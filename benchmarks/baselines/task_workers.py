@@ -13,9 +13,9 @@ from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import ControlClient
 from tfdist.control.server import ControlServer
-from tfdist.tasks.client import OwnedTask, TaskClient
-from tfdist.tasks.description import Description, Spec
-from tfdist.tasks.master import TaskMaster
+from tfdist.data.queue.client import OwnedTask, TaskClient
+from tfdist.data.queue.description import Description, Spec
+from tfdist.data.queue.master import TaskMaster
 
 ROOT = Path(__file__).parents[2]
 RECORDS, BATCH = 12_800, 128

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.metrics import counters
+from tfdist.observe.metrics import counters
 from tfdist.strategies._variables.graphs import graph_of, in_graph_of_tensorflow_1, outermost_graph
 from tfdist.strategies._variables.lookup_groups import LookupGroups
 from tfdist.strategies._variables.placement import Placement, renamed

@@ -32,7 +32,7 @@ printf '%s\n' "$@" > "$out/libtfdist_ops.tf9.9.so"
 # Tells type checkers that a package has types of its own (PEP 561).
 MARKERS = {f"{package}/py.typed" for package in ("tfdist", "tfdist/strategies", "tfdist/ops")}
 # What the dashboard serves.
-PAGE = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tfdist/live/page").iterdir()}
+PAGE = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tfdist/observe/live/page").iterdir()}
 
 Setup = Callable[..., subprocess.CompletedProcess]
 
@@ -114,7 +114,7 @@ def test_wheel_holds_each_module_once_and_the_library(setup: Setup, tree: Path) 
     in_packages = {name for name in names if not name.startswith(f"{info}/")}
     library_file = {"tfdist/ops/libtfdist_ops.tf9.9.so"}
     assert in_packages == modules(tree) | MARKERS | PAGE | library_file
-    assert "tfdist = tfdist.launch.cli:main" in entry_points
+    assert "tfdist = tfdist.cli.main:main" in entry_points
     # It works with the TensorFlow that its library was built for, and says so to people and to pip.
     assert wheel.name.startswith(f"tfdist-{versions()['__version__']}+tf{SERIES}-")
     assert f"Requires-Dist: tensorflow=={SERIES}.*" in metadata

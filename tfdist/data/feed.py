@@ -37,13 +37,13 @@ from tfdist.config.cluster import Cluster
 from tfdist.control.client import ControlClient
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.waiting import Wait
+from tfdist.data.queue.client import Call, OwnedTask, Pending, TaskClient
+from tfdist.data.queue.description import Description, Spec
+from tfdist.data.queue.master import TaskMaster
 from tfdist.data.stream import Batching, Stream
 from tfdist.errors import ClusterConfigError, NotInitializedError, TfdistError
 from tfdist.job import process
 from tfdist.ops.trace import events
-from tfdist.tasks.client import Call, OwnedTask, Pending, TaskClient
-from tfdist.tasks.description import Description, Spec
-from tfdist.tasks.master import TaskMaster
 
 _log = logging.getLogger("tfdist.data")
 # Seconds between two reports of trained records, and the minimum. A lease is renewed three times.

@@ -9,7 +9,7 @@ from concurrent import futures
 
 import tensorflow as tf
 
-from tfdist.tasks.description import FilePosition
+from tfdist.data.queue.description import FilePosition
 
 READERS = ("tfrecord", "lines")
 # Bytes that are read at once while records are counted.

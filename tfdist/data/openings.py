@@ -129,7 +129,7 @@ class DistributedSource:
 
 
 class TaskSource:
-    """Data tasks: the job's queue knows which records are left; see `tfdist.tasks`."""
+    """Data tasks: the job's queue knows which records are left; see `tfdist.data.queue`."""
 
     datasets: Sequence[tf.data.Dataset] = ()
 

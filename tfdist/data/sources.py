@@ -14,9 +14,9 @@ from tfdist.data import feed as feeds
 from tfdist.data import files
 from tfdist.data.feed import Feed
 from tfdist.data.pipeline import mark
-from tfdist.tasks import description
-from tfdist.tasks.client import OwnedTask
-from tfdist.tasks.description import Description, Spec
+from tfdist.data.queue import description
+from tfdist.data.queue.client import OwnedTask
+from tfdist.data.queue.description import Description, Spec
 
 _LEASE = 30.0
 # Rows at each end of an array that are part of its checksum.

@@ -11,8 +11,8 @@ import collections
 import threading
 from collections.abc import Callable, Collection
 
-from tfdist.control.generations import Generations
-from tfdist.control.probes import Probes
+from tfdist.elastic.protocol.generations import Generations
+from tfdist.elastic.protocol.probes import Probes
 
 # Addresses that this process was not given, and at which it asks at a time.
 _MOST_STRANGE = 8

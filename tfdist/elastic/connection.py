@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
-from tfdist.control.members import Generation, Member
 from tfdist.control.signing import data_key
 from tfdist.control.waiting import Wait
 from tfdist.elastic.peers import Again, Peers, listed
+from tfdist.elastic.protocol.members import Generation, Member
 from tfdist.errors import AuthenticationError, ClusterConfigError
 from tfdist.ops import Communicator
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
 from tfdist.control.held_calls import ClientContext
-from tfdist.control.members import Generation
-from tfdist.control.start_size import StartSize
 from tfdist.elastic.peers import Peers
+from tfdist.elastic.protocol.members import Generation
+from tfdist.elastic.protocol.start_size import StartSize
 from tfdist.elastic.tombstone import Tombstone
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
-from tfdist.control.members import Generation
 from tfdist.elastic.founding import Founding
 from tfdist.elastic.peers import CallOver, Peers, member_of
+from tfdist.elastic.protocol.members import Generation
 from tfdist.errors import RendezvousTimeoutError, TfdistError
 
 _log = logging.getLogger("tfdist.elastic")

@@ -1,6 +1,6 @@
 """`Membership`: this process's place among the members of an elastic job.
 
-It carries the protocol of `tfdist.control.generations` over the network, and connects the
+It carries the protocol of `tfdist.elastic.protocol.generations` over the network, and connects the
 communicator among the members of each generation: `founding` for generation 1, `agreement` and
 `connection` for the two rounds of each later one, `joining` for a newcomer.
 """
@@ -19,19 +19,20 @@ from tfdist._version import __version__
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import MAX_WORKERS, Elastic
 from tfdist.config.settings import Settings
-from tfdist.control import interfaces, messages, proofs
+from tfdist.control import interfaces, messages
 from tfdist.control.client import UnreachableError
-from tfdist.control.generations import Generations
-from tfdist.control.members import Generation, Member
-from tfdist.control.probes import Probes
 from tfdist.control.server import ControlServer
-from tfdist.control.start_size import StartSize
 from tfdist.control.waiting import Wait
 from tfdist.elastic.agreement import Agreement
 from tfdist.elastic.connection import Connection
 from tfdist.elastic.founding import Founding
 from tfdist.elastic.joining import Joining
 from tfdist.elastic.peers import Again, Peers, Timing
+from tfdist.elastic.protocol import proofs
+from tfdist.elastic.protocol.generations import Generations
+from tfdist.elastic.protocol.members import Generation, Member
+from tfdist.elastic.protocol.probes import Probes
+from tfdist.elastic.protocol.start_size import StartSize
 from tfdist.elastic.record_exchange import MemberRecords, RecordServer
 from tfdist.elastic.records import CallRecords, Record
 from tfdist.elastic.tombstone import Tombstone

@@ -11,12 +11,12 @@ from typing import Any
 
 from tfdist.control import messages
 from tfdist.control.client import ANSWER_MARGIN
-from tfdist.control.generations import Generations
-from tfdist.control.members import Generation, Member
 from tfdist.control.messages import MessageError
-from tfdist.control.probes import ProbeAnswer, Probes
 from tfdist.control.waiting import Wait
 from tfdist.elastic.confirming import Confirming
+from tfdist.elastic.protocol.generations import Generations
+from tfdist.elastic.protocol.members import Generation, Member
+from tfdist.elastic.protocol.probes import ProbeAnswer, Probes
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError, TfdistError
 
 _log = logging.getLogger("tfdist.elastic")

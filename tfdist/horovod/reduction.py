@@ -12,7 +12,7 @@ from tfdist.compression import Compressor, compressor
 from tfdist.compression.feedback import FeedbackCompressor
 from tfdist.horovod.local_variables import LocalVariables, variable_of
 from tfdist.job import process
-from tfdist.metrics.counters import count_reduction
+from tfdist.observe.metrics.counters import count_reduction
 from tfdist.ops.collectives.world import world
 
 

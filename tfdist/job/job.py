@@ -8,11 +8,12 @@ import threading
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.control import ControlPlane, interfaces
+from tfdist.control import interfaces
 from tfdist.control.signing import data_key
+from tfdist.data.queue.master import TaskMaster
+from tfdist.job.plane import ControlPlane
 from tfdist.ops import Communicator
 from tfdist.ops.trace import events
-from tfdist.tasks.master import TaskMaster
 
 _log = logging.getLogger("tfdist")
 _LOG_INTERVAL = 10.0  # s

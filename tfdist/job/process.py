@@ -63,7 +63,7 @@ class Members(Protocol):
 
 
 class MetricsExporter(Protocol):
-    """The server of this task's metrics; `tfdist.metrics` has it."""
+    """The server of this task's metrics; `tfdist.observe.metrics` has it."""
 
     def close(self) -> None:
         """Stops serving."""

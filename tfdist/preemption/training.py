@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from tfdist.control.stop_watch import StopWatch
 from tfdist.errors import Preempted, brief
 from tfdist.job import process
 from tfdist.preemption.notice import notice
+from tfdist.preemption.stop_watch import StopWatch
 
 _log = logging.getLogger("tfdist")
 

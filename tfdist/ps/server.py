@@ -19,9 +19,10 @@ from tfdist.control import interfaces, messages
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.server import ControlServer
 from tfdist.control.signing import data_key
-from tfdist.control.stop_board import StopBoard
 from tfdist.control.waiting import Wait
+from tfdist.data.queue.master import TaskMaster
 from tfdist.errors import ClusterConfigError, Preempted, TfdistError
+from tfdist.preemption.stop_board import StopBoard
 from tfdist.ps import step_waits
 from tfdist.ps.checkpoint import files
 from tfdist.ps.checkpoint.checkpoint import Checkpoints
@@ -31,7 +32,6 @@ from tfdist.ps.liveness import Liveness
 from tfdist.ps.stats import rates
 from tfdist.ps.step_waits import StepWaits
 from tfdist.ps.task_positions import ServerPositions
-from tfdist.tasks.master import TaskMaster
 
 _log = logging.getLogger("tfdist.ps")
 # Seconds that the serving thread waits for one event of the store.

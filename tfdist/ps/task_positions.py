@@ -6,7 +6,7 @@ from tfdist import ops
 
 
 class ServerPositions:
-    """The positions that one parameter server keeps, as `tfdist.tasks.positions.TaskPositions`.
+    """The positions that one parameter server keeps, as `data.queue.positions.TaskPositions`.
 
     Args:
       store: the server.

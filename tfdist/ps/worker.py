@@ -17,9 +17,9 @@ from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.signing import data_key
-from tfdist.control.stop_watch import StopWatch
 from tfdist.control.waiting import LOG_INTERVAL, Wait
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
+from tfdist.preemption.stop_watch import StopWatch
 from tfdist.ps.checkpoint import snapshot
 from tfdist.ps.config import PsConfig, fingerprint
 from tfdist.ps.epochs.client import EpochClient

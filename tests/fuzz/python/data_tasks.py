@@ -1,4 +1,4 @@
-"""Descriptions of queues of data tasks, which come in parts: `tfdist/tasks`.
+"""Descriptions of queues of data tasks, which come in parts: `tfdist/data/queue`.
 
 Input: the text of a description, as UTF-8, or how a right one is altered. It is parsed and can be
 dealt out, or it is refused with a DescriptionError; the text of what is parsed gives the same
@@ -9,7 +9,7 @@ import json
 
 from altered_json import altered
 
-from tfdist.tasks.description import Description, DescriptionError, FilePosition, Spec
+from tfdist.data.queue.description import Description, DescriptionError, FilePosition, Spec
 
 _RIGHT = (
     Description(Spec("ranges", 10, 4, "", (), 2, True, 7, 30.0)),

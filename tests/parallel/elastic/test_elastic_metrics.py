@@ -13,7 +13,7 @@ from ranks import start_ranks
 
 import tfdist
 from tfdist.job import process
-from tfdist.metrics.collector import describe
+from tfdist.observe.metrics.collector import describe
 
 pytestmark = pytest.mark.timeout(120)
 ROWS, BATCH, EPOCHS, STEPS = 70, 16, 2, 5

@@ -143,7 +143,7 @@ def scraped_server(ctx, cluster):
             problems.append(error)
         (ctx.tmp_path / "scraped").touch()
 
-    from tfdist.metrics import exporter
+    from tfdist.observe.metrics import exporter
 
     exporters = []
     of_task = exporter.serve

@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.metrics.collector import describe
+from tfdist.data.queue.master import TaskMaster
+from tfdist.observe.metrics.collector import describe
 from tfdist.ops import ServerStats, TableStats
-from tfdist.tasks.master import TaskMaster
 
 pytestmark = pytest.mark.timeout(180)
 PAGE = (ROOT / "docs/metrics.md").read_text()

@@ -18,7 +18,7 @@ import pytest
 import warm_python
 from launching import PACKAGE, Launched
 
-from tfdist.launch.cli import main
+from tfdist.cli.main import main
 from tfdist.launch.ports import free_ports
 
 pytestmark = [

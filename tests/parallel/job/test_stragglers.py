@@ -12,9 +12,9 @@ from ranks import on_ranks
 
 import tfdist
 from tfdist.job import process
-from tfdist.live.records import activity
-from tfdist.live.sampler import Sampler
-from tfdist.live.targets import Targets
+from tfdist.observe.live.records import activity
+from tfdist.observe.live.sampler import Sampler
+from tfdist.observe.live.targets import Targets
 
 SECRET = "a secret of the test"
 LATE = 1

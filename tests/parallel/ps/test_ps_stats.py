@@ -9,7 +9,7 @@ from ps_job import meet, on_job, served
 from table_job import Tables
 
 import tfdist
-import tfdist.launch.cli
+import tfdist.cli.main
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control import messages
@@ -43,7 +43,7 @@ def test_servers_tell_what_they_hold(ctx):
         assert one.workers == 1
     # From the command line, without being a task of the job.
     arguments = ["ps", "stats", "--cluster", ",".join(cluster.ps), "--interval", "0.1"]
-    assert tfdist.launch.cli.main(arguments) == 0
+    assert tfdist.cli.main.main(arguments) == 0
     with ControlOf(cluster, b"another secret") as control:
         with pytest.raises(AuthenticationError):
             rates.ask(control)

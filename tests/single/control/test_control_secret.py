@@ -14,12 +14,14 @@ import grpc
 import pytest
 from control_tasks import Background, LogWatch, clusters, data_address, meet, planes, settings
 
-from tfdist.control import ControlPlane, held_calls, messages, rendezvous, signing
+from tfdist.control import held_calls, messages, signing
 from tfdist.control import server as control_server
 from tfdist.control.client import ControlClient
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.signing import Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
+from tfdist.job import rendezvous
+from tfdist.job.plane import ControlPlane
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -39,7 +39,7 @@ import resource
 import sys
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.control import ControlPlane
+from tfdist.job.plane import ControlPlane
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(int(sys.argv[1]), hard), hard))
 with ControlPlane(Cluster(workers=tuple(sys.argv[2:])), Settings.from_environment()):

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from tfdist.config.cluster import Cluster
 from tfdist.data import feed
-from tfdist.tasks.client import TaskClient
-from tfdist.tasks.description import Description, Spec
-from tfdist.tasks.master import TaskMaster
+from tfdist.data.queue.client import TaskClient
+from tfdist.data.queue.description import Description, Spec
+from tfdist.data.queue.master import TaskMaster
 
 LEASE = 10.0
 SPEC = Spec("ranges", 8, 4, "", (), 1, False, 0, LEASE)

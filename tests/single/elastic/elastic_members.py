@@ -16,8 +16,8 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.control.client import UnreachableError
-from tfdist.control.probes import Probes
 from tfdist.elastic.membership import Membership, Timing, World
+from tfdist.elastic.protocol.probes import Probes
 from tfdist.launch.ports import free_ports
 
 TIMEOUT = 50.0

@@ -9,9 +9,10 @@ from elastic_members import Process, addresses, check, closing, formed, founded,
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
-from tfdist.control import ControlPlane, messages
+from tfdist.control import messages
 from tfdist.elastic import membership
 from tfdist.errors import AuthenticationError, ClusterConfigError
+from tfdist.job.plane import ControlPlane
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -31,7 +31,8 @@ from elastic_members import (
 from strangers import STRANGER, call, flood, form, leave, made_up, probe, proof
 
 from tfdist.config.elastic import Elastic
-from tfdist.control import messages, proofs
+from tfdist.control import messages
+from tfdist.elastic.protocol import proofs
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError
 
 pytestmark = pytest.mark.timeout(60)

@@ -19,12 +19,12 @@ from manifests import (
     read,
 )
 
+from tfdist.cli.main import main
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.errors import ClusterConfigError
 from tfdist.kubernetes import Resources, Volume, render, secret
-from tfdist.launch.cli import main
 
 ROOT = Path(__file__).parents[3]
 

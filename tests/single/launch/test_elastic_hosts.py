@@ -16,7 +16,7 @@ RUN = """
 import sys
 from tfdist.launch.hosts import discovery
 discovery.INTERVAL = 0.1
-from tfdist.launch.cli import main
+from tfdist.cli.main import main
 sys.exit(main(["run", *sys.argv[1:]]))
 """
 # A worker leaves on SIGTERM, and ends well once there is a file "end".

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from launching import Launcher
 
-from tfdist.launch.cli import main
+from tfdist.cli.main import main
 from tfdist.launch.elastic_supervisor import ElasticSupervisor
 from tfdist.launch.output import LogFile
 from tfdist.launch.run import LaunchOptions, plan

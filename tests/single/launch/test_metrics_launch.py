@@ -8,10 +8,10 @@ import socket
 import pytest
 from launching import Launcher
 
+from tfdist.cli.main import main
 from tfdist.config.cluster import Cluster
 from tfdist.config.job_file import JobFile
 from tfdist.control.signing import metrics_token
-from tfdist.launch.cli import main
 from tfdist.launch.ports import free_ports, free_range
 
 SECRET = "a secret of sixteen"

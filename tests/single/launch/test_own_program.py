@@ -48,7 +48,7 @@ def run(command, folder, **environment):
 
 
 # As the program `tfdist` begins, which has its own folder in the path.
-MAIN = "import sys; sys.path[0] = {path!r}; from tfdist.launch.cli import main; sys.exit(main())"
+MAIN = "import sys; sys.path[0] = {path!r}; from tfdist.cli.main import main; sys.exit(main())"
 
 
 def tfdist_in(folder, *arguments):

@@ -14,15 +14,15 @@ import pytest
 from fake_ssh import make_fake_ssh
 from launching import Launcher
 
+from tfdist.cli.main import main
 from tfdist.config.printing import printable, printable_line, without_colours
 from tfdist.control import messages
 from tfdist.control.client import UnreachableError
 from tfdist.control.observer import Observer
 from tfdist.errors import TfdistError
-from tfdist.launch.cli import main
-from tfdist.live.records import JobActivity, Queue, TaskActivity
-from tfdist.live.table import describe
 from tfdist.observe.dumps import Dump
+from tfdist.observe.live.records import JobActivity, Queue, TaskActivity
+from tfdist.observe.live.table import describe
 
 # Sets the title; C1's CSI; DEL; from right to left; two further ends of a line; half a pair.
 HOSTILE = "\x1b]0;owned\x07 \x9b31m \x7f \u202e \u2066 \u2028 \u2029 \ud800 \r\n\tfake: line"

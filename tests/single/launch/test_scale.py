@@ -19,7 +19,7 @@ import tiers
 from control_tasks import Background
 from launching import PACKAGE, Launcher, wait_until_gone, without_locks
 
-import tfdist.launch.cli
+import tfdist.cli.main
 from tfdist.config.job_file import JobFile
 from tfdist.launch import scale_channel
 from tfdist.launch.elastic_policy import Backoff, ScaleError, WorkerRange
@@ -440,7 +440,7 @@ def test_the_next_launcher_removes_what_a_killed_one_has_left(start, monkeypatch
 
 
 def scaled(capsys, *arguments):
-    code = tfdist.launch.cli.main(["scale", *map(str, arguments)])
+    code = tfdist.cli.main.main(["scale", *map(str, arguments)])
     out, err = capsys.readouterr()
     assert not out
     return code, err
@@ -496,7 +496,7 @@ def test_a_socket_that_is_not_there_means_that_the_job_has_ended(capsys, tmp_pat
 
 
 def test_a_launcher_that_does_not_answer_is_not_waited_for(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("tfdist.launch.scale_command._TIMEOUT", 0.2)
+    monkeypatch.setattr("tfdist.cli.scale._TIMEOUT", 0.2)
     with (
         scale_channel.scale_listener() as (_, path),
         JobFile("{}", scale_socket=str(path)).written(tmp_path / "job.json") as file,
@@ -518,7 +518,7 @@ def test_a_launcher_that_does_not_answer_is_not_waited_for(capsys, monkeypatch, 
 )
 def test_a_wrong_command_line_is_refused(capsys, arguments, message):
     with pytest.raises(SystemExit) as ended:
-        tfdist.launch.cli.main(arguments)
+        tfdist.cli.main.main(arguments)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
 

@@ -13,7 +13,7 @@ from concurrent import futures
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.control import ControlPlane
+from tfdist.job.plane import ControlPlane
 from tfdist.launch.ports import free_ports
 
 TIMEOUT = 20.0

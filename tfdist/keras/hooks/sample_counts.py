@@ -10,7 +10,7 @@ from typing import Any
 from keras.src.trainers.trainer import Trainer
 
 from tfdist.keras.registry import hooks
-from tfdist.metrics.counters import count_samples
+from tfdist.observe.metrics.counters import count_samples
 
 
 @hooks(Trainer, "compute_loss")

@@ -8,7 +8,7 @@ from tfdist.job import process
 from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.session import FitSession, Session, is_in_fit_of
 from tfdist.keras.workers import is_ours
-from tfdist.metrics import curve
+from tfdist.observe.metrics import curve
 
 
 class Progress(Participant[FitSession]):

@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.data.queue.master import TaskMaster
 from tfdist.errors import CheckpointError
 from tfdist.ops.trace import events
 from tfdist.ps.checkpoint import files, layout, row_chain, snapshot
-from tfdist.tasks.master import TaskMaster
 
 _log = logging.getLogger("tfdist.ps")
 # Maximum number of files of rows that make up a snapshot.

@@ -23,7 +23,7 @@ from tfdist.keras.session import (
     server_data,
     session,
 )
-from tfdist.metrics import curve
+from tfdist.observe.metrics import curve
 from tfdist.ps.epochs.rounds import END, FIT_END, TRAINING, VALIDATION
 
 pytestmark = pytest.mark.timeout(60)

@@ -1,0 +1,185 @@
+"""The command line: help, errors, and a quick start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tfdist.cli.main
+from tfdist._version import __version__
+
+PACKAGE = str(Path(tfdist.__file__).parents[1])
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        tfdist.cli.main.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"tfdist {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("run", "scale", "tasks", "top", "dashboard", "env", "check", "plan"),
+        *("debug dump", "debug explain", "timeline start", "k8s render", "k8s secret"),
+    ],
+)
+def test_help_fits_the_terminal(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as ended:
+        tfdist.cli.main.main([*command.split(), "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert f"tfdist {command}" in out and "exit code:" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+def test_help_shows_an_example(capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        tfdist.cli.main.main(arguments)
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "tfdist run --workers 2 train.py" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_run_help_names_every_option(capsys):
+    with pytest.raises(SystemExit):
+        tfdist.cli.main.main(["run", "--help"])
+    out = capsys.readouterr().out
+    for option in ("--workers", "--ps", "--evaluator", "--log-dir", "--timeout", "--restarts"):
+        assert option in out
+    for option in ("--data-workers", "--max-restarts", "MIN:MAX:START"):
+        assert option in out
+    assert "tfdist run --workers 2:8:4 train.py" in out
+
+
+def test_scale_help_says_what_it_does(capsys):
+    with pytest.raises(SystemExit):
+        tfdist.cli.main.main(["scale", "--help"])
+    out = capsys.readouterr().out
+    for text in ("tfdist scale 4 --job", "SIGTERM", "2 if the job has ended", "--job FILE"):
+        assert text in out
+    with pytest.raises(SystemExit):
+        tfdist.cli.main.main(["--help"])
+    assert "scale" in capsys.readouterr().out
+
+
+def test_without_a_command_it_explains_itself(capsys):
+    assert tfdist.cli.main.main([]) == 2
+    assert "tfdist run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "expected a script to run, received none"),
+        (["run", "--workers", "2"], "expected a script to run, received none"),
+        (["run", "--"], "expected a script to run, received none"),
+        (["run", "nowhere.py"], "expected a script, but nowhere.py does not exist"),
+        (["run", "."], "expected a script, but . is not a file"),
+        (["run", "--workers", "0", "x.py"], "expected a whole number, 1 or more, received '0'"),
+        (["run", "--workers", "-2", "x.py"], "in whole numbers; received '-2'"),
+        (
+            ["run", "--workers", "2-4", "x.py"],
+            "expected N, MIN:MAX or MIN:MAX:START, such as 4, 2:8 or 2:8:4, in whole numbers; "
+            "received '2-4'",
+        ),
+        (["run", "--workers", "4:2", "x.py"], "expected max_workers to be at least min_workers"),
+        (["run", "--workers", "0:2", "x.py"], "min_workers to be a positive integer, received 0"),
+        (["run", "--workers", "2:4:5", "x.py"], "start_workers to be 2 to 4, received 5"),
+        (["run", "--workers", "2:4:0", "x.py"], "to be a positive integer, received 0"),
+        (["run", "--workers", "2:", "x.py"], "expected N, MIN:MAX or MIN:MAX:START"),
+        (["run", "--workers", "2:x", "x.py"], "in whole numbers; received '2:x'"),
+        (["run", "--workers", "2:4", "--evaluator", __file__], "only; received --evaluator"),
+        (
+            ["run", "--workers", "2:4", "--data-workers", "3", __file__],
+            "--data-workers: expected none with --workers MIN:MAX, since an elastic job has "
+            "workers and parameter servers only; received --data-workers 3",
+        ),
+        (
+            ["run", "--workers", "2:4", "--restarts", "3", __file__],
+            "--restarts: expected none with --workers MIN:MAX, since an elastic job restarts "
+            "single workers, --max-restarts times; received --restarts 3",
+        ),
+        (
+            ["run", "--workers", "2", "--max-restarts", "3", __file__],
+            "--max-restarts: expected an elastic job (--workers MIN:MAX), received --workers 2; "
+            "--restarts is for other jobs",
+        ),
+        (["run", "--workers", "2:4", "--max-restarts", "-1", "x.py"], "0 or more, received '-1'"),
+        (["run", "--ps", "-1", "x.py"], "expected a whole number, 0 or more, received '-1'"),
+        (["run", "--restarts", "-1", "x.py"], "expected a whole number, 0 or more, received '-1'"),
+        (["run", "--restarts", "1.5", "x.py"], "a whole number, 0 or more, received '1.5'"),
+        (["run", "--restarts", "x.py"], "argument --restarts: expected a whole number, 0 or more"),
+        (["run", "--timeout", "0", "x.py"], "expected seconds, more than 0, received '0'"),
+        (["run", "--timeout", "inf", "x.py"], "expected seconds, more than 0, received 'inf'"),
+        (["run", "--log-dir", __file__, __file__], "--log-dir: expected a directory, but"),
+        (["run", "--work", "2", __file__], "unrecognized arguments: --work"),
+        (["ran"], "invalid choice: 'ran'"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(capsys, monkeypatch, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        tfdist.cli.main.main(arguments)
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert message in err.splitlines()[-1]
+
+
+def test_the_launcher_does_not_import_tensorflow(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('hello')\n")
+    program = (
+        "import sys; from tfdist.cli.main import main\n"
+        f"code = main(['run', {str(script)!r}])\n"
+        "heavy = {'tensorflow', 'keras', 'numpy', 'grpc'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": PACKAGE},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "[worker 0] hello\n"
+
+
+def test_a_module(monkeypatch):
+    received = []
+    monkeypatch.setattr("tfdist.launch.run.run", lambda options: received.append(options) or 0)
+    assert tfdist.cli.main.main(["run", "--workers", "2", "-m", "my.module", "-m", "1"]) == 0
+    (options,) = received
+    assert (options.script, options.module, options.arguments) == (None, "my.module", ["-m", "1"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "--parameters", "1M", "--compute", "1", "--workers", "2", "--bandwidth", "1MB/s"),
+        ("env",),
+    ],
+)
+def test_a_reader_that_ends_before_the_output(arguments):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        ended = subprocess.run(
+            [sys.executable, "-m", "tfdist", *arguments],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PYTHONPATH": PACKAGE},
+        )
+    assert (ended.returncode, ended.stderr) == (141, "")

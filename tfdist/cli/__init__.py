@@ -1,0 +1,1 @@
+"""The command `tfdist`: one file for each command, with its options."""

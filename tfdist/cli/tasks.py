@@ -1,0 +1,41 @@
+"""The command `tfdist tasks`. It starts fast: it imports the rest when it runs."""
+
+from __future__ import annotations
+
+import argparse
+
+from tfdist.cli.arguments import add_job_options
+
+DESCRIPTION = """\
+Shows the data tasks of a running job: how many are done, which are pending, with whom and since
+when, which are parked, records per second and the time left. With TFDIST_SECRET, or
+TFDIST_SECRET_FILE, as the job has it."""
+EPILOG = """\
+examples:
+  tfdist tasks --job /tmp/tfdist-1000/4711.json
+      a job that 'tfdist run' has started, which has told this file
+  tfdist tasks --address host1:2222
+      the task that deals them out: the first parameter server, or else rank 0
+  TF_CONFIG=... tfdist tasks --watch 10
+      the cluster of TF_CONFIG, every ten seconds, until Ctrl-C
+
+exit code:
+  0; 1 if the job did not answer; 2 for a wrong command line; 130 after Ctrl-C.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this command's options."""
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="the control address of the task that deals them out (default: that of TF_CONFIG)",
+    )
+    add_job_options(parser, "--address")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Prints the tasks; returns the exit code."""
+    from tfdist.data.queue import report
+
+    return report.run(chosen.address, chosen.job, chosen.watch)

@@ -1,0 +1,1 @@
+"""How the processes of an elastic job find each other, and agree on generations."""

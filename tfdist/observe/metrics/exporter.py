@@ -1,0 +1,233 @@
+"""Serves this task's metrics over HTTP: `GET /metrics`, in Prometheus's text format.
+
+The server listens on the task's own address. Other hosts can reach it unless that is a loopback
+address; requests must then carry the job's token, see `signing.metrics_token`. `GET /state`, for
+`tfdist top` and `tfdist dashboard`, always needs the token. A request without it must name a
+loopback address or the task's own host: a page in a browser of this host is not to read metrics by
+a name of its own that leads here.
+"""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import ipaddress
+import json
+import logging
+import re
+import socket
+import threading
+import urllib.parse
+from collections.abc import Callable
+from http import HTTPStatus
+
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
+from tfdist.control import interfaces
+from tfdist.control.signing import metrics_token
+from tfdist.errors import AddressInUseError, ClusterConfigError
+from tfdist.observe.metrics.collector import Server
+from tfdist.observe.metrics.exposition import CONTENT_TYPE, Exposition, TaskCollector
+from tfdist.observe.metrics.http_server import BoundedHandler, BoundedServer, address_of
+from tfdist.observe.metrics.state import STATE_PATH, task_state
+
+_log = logging.getLogger("tfdist.observe.metrics")
+_SECONDS = re.compile(r"[0-9]{1,4}(\.[0-9]{1,3})?")
+_LOOPBACK = "127.0.0.1"
+
+
+class Exporter:
+    """An HTTP server for metrics, with threads of its own.
+
+    Args:
+      exposition: writes them.
+      interface: the numeric address to listen on; "" for all of them.
+      port: the port, or 0 for a free one.
+      token: what requests must prove, or `None`.
+      is_local: whether only this host reaches it: metrics then need no token.
+      host: the name of the task's own host, which requests without the token may use.
+      state: returns the answer to `/state`, with the events of some seconds; `None` has none.
+
+    Attributes:
+      port: the port.
+
+    Raises:
+      OSError: the port cannot be used.
+    """
+
+    def __init__(
+        self,
+        exposition: Exposition,
+        interface: str,
+        port: int,
+        token: str | None,
+        *,
+        is_local: bool = False,
+        host: str = "localhost",
+        state: Callable[[float], dict] | None = None,
+    ) -> None:
+        self._server = _HttpServer(interface, port, exposition, token, is_local, host, state)
+        self.port: int = self._server.server_address[1]
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="tfdist-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops serving; may be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        # Wakes the thread, which then cannot accept.
+        self._server.socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._server.server_close()
+
+    def _run(self) -> None:
+        # Unlike `serve_forever` it does not wake up between connections.
+        while not self._closed:
+            self._server.handle_request()
+
+
+def serve(cluster: Cluster, settings: Settings, server: Server | None = None) -> Exporter:
+    """Serves the metrics of this process's task.
+
+    Args:
+      cluster: the job.
+      settings: with a `metrics_port`.
+      server: of a `ps` task.
+
+    Raises:
+      ClusterConfigError: other hosts could reach the metrics, and there is no secret; or the task's
+        port would be above 65535.
+      AddressInUseError: the port is taken.
+    """
+    assert settings.metrics_port is not None
+    name = cluster.task_name
+    interface = _interface(cluster, settings)
+    is_local = interface != interfaces.EVERY and ipaddress.ip_address(interface).is_loopback
+    if not is_local and settings.secret is None:
+        raise ClusterConfigError(
+            f"TFDIST_METRICS_PORT: {name} at {cluster.address} would show its metrics to every "
+            "host that reaches it; expected a shared secret (TFDIST_SECRET_FILE), from which "
+            "'tfdist metrics token' derives what Prometheus sends, received none"
+        )
+    token = None if settings.secret is None else metrics_token(settings.secret)
+    port = settings.metrics_port and settings.metrics_port + cluster.place
+    if port > 65535:
+        raise ClusterConfigError(
+            f"TFDIST_METRICS_PORT: expected a port of at most {65535 - cluster.place}, because "
+            f"{name} listens {cluster.place} above it, received {settings.metrics_port}"
+        )
+    exposition = Exposition(TaskCollector(cluster, settings, server))
+    host = _LOOPBACK if cluster.address is None else cluster.address.rpartition(":")[0]
+    try:
+        exporter = Exporter(
+            exposition,
+            interface,
+            port,
+            token,
+            is_local=is_local,
+            host=host,
+            state=functools.partial(task_state, cluster, settings, server),
+        )
+    except OSError as error:
+        raise AddressInUseError(
+            error.errno,
+            f"{name}: cannot serve metrics on port {port}: {error.strerror}; expected "
+            f"TFDIST_METRICS_PORT (received {settings.metrics_port}) and the ports after it, one "
+            "for each task of the job, to be free",
+        ) from None
+    # A port that the kernel has chosen is told nowhere else.
+    level = logging.INFO if port else logging.WARNING
+    _log.log(level, "%s: metrics at http://%s:%d/metrics", name, host, exporter.port)
+    return exporter
+
+
+def _interface(cluster: Cluster, settings: Settings) -> str:
+    """Returns the numeric address to listen on: that of the task."""
+    # A process alone, and an evaluator, need no address.
+    if cluster.address is None:
+        return _LOOPBACK
+    return interfaces.interface(cluster, settings.secret, settings.interface)
+
+
+class _HttpServer(BoundedServer):
+    def __init__(
+        self,
+        interface: str,
+        port: int,
+        exposition: Exposition,
+        token: str | None,
+        is_local: bool,
+        host: str,
+        state: Callable[[float], dict] | None,
+    ) -> None:
+        self.exposition = exposition
+        self.token = token
+        self.is_local = is_local
+        self.host = host.lower()
+        self.state = state
+        super().__init__(interface, port, _Handler, on_all=interface == interfaces.EVERY)
+
+
+class _Handler(BoundedHandler):
+    server: _HttpServer
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        if not self._is_authorized(path):
+            self.answer(
+                HTTPStatus.UNAUTHORIZED,
+                b"expected the job's token\n",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        elif not (self._carries_token() or self._is_from_here()):
+            self.answer(
+                HTTPStatus.FORBIDDEN,
+                b"expected the job's token, or a request of no other site to localhost or a "
+                b"loopback address\n",
+            )
+        elif path == "/metrics":
+            self._answer_with(self.server.exposition.text, CONTENT_TYPE)
+        elif path == STATE_PATH and self.server.state is not None:
+            self._answer_with(lambda: self._state(query), "application/json")
+        else:
+            self.answer(HTTPStatus.NOT_FOUND, b"expected /metrics\n")
+
+    def _state(self, query: str) -> bytes:
+        assert self.server.state is not None
+        texts = urllib.parse.parse_qs(query).get("events", [])
+        # What is no number of seconds asks for no events.
+        seconds = float(texts[0]) if texts and _SECONDS.fullmatch(texts[0]) else 0.0
+        return json.dumps(self.server.state(seconds)).encode()
+
+    def _answer_with(self, read: Callable[[], bytes], kind: str) -> None:
+        try:
+            body = read()
+        except Exception:  # training goes on after any error
+            _log.exception("the metrics of this task cannot be read")
+            self.answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log of the task\n")
+        else:
+            self.answer(HTTPStatus.OK, body, kind)
+
+    def _is_authorized(self, path: str) -> bool:
+        if path == STATE_PATH:
+            # It has names of the script's and the loss: also other users of this host need a token.
+            return self._carries_token()
+        return self.server.is_local or self.server.token is None or self._carries_token()
+
+    def _is_from_here(self) -> bool:
+        """Whether a browser can have sent the request for no page of another site."""
+        address = address_of(self.asked_host)
+        is_ours = address is not None and address.is_loopback
+        return (is_ours or self.asked_host == self.server.host) and not self.is_of_another_site
+
+    def _carries_token(self) -> bool:
+        if self.server.token is None:
+            return False
+        scheme, _, given = self.headers.get("Authorization", "").partition(" ")
+        # Bytes, because compare_digest refuses text that is not ASCII.
+        same = hmac.compare_digest(
+            given.strip().encode("utf-8", "replace"), self.server.token.encode()
+        )
+        return same and scheme.lower() == "bearer"

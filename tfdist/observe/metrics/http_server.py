@@ -1,0 +1,171 @@
+"""An HTTP server that strangers can do little to: the base of the metrics' and the dashboard's.
+
+A client gets one request of a few kilobytes and a few seconds, and there is a maximum of
+connections.
+"""
+
+from __future__ import annotations
+
+import http.server
+import io
+import ipaddress
+import logging
+import re
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+_log = logging.getLogger("tfdist.observe.metrics")
+_MAX_CONNECTIONS = 32
+_MAX_REQUEST = 16 * 1024  # bytes
+# Seconds from the connection to the end of the request, and from there to the end of the answer.
+_TIMEOUT = 5.0
+# No page of another site gets an answer to read, to run or to embed.
+_HEADERS = {
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class BoundedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """Serves each connection in a thread of its own, up to a maximum of them.
+
+    Args:
+      interface: the numeric address to listen on.
+      port: the port, or 0 for a free one.
+      handler: answers a request.
+      on_all: whether the address stands for all addresses of this host.
+
+    Raises:
+      OSError: the port cannot be used.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = _MAX_CONNECTIONS
+
+    def __init__(
+        self, interface: str, port: int, handler: type[BoundedHandler], on_all: bool = False
+    ) -> None:
+        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        # Sockets for IPv6 take connections by IPv4, too, where a task listens on all addresses.
+        dual = on_all and socket.has_dualstack_ipv6()
+        self.address_family = socket.AF_INET6 if dual or ":" in interface else socket.AF_INET
+        self._dual = dual
+        super().__init__((interface, port), handler)
+
+    def server_bind(self) -> None:
+        if self._dual:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # Of a connection that breaks; the request's own errors are answered and logged.
+        _log.debug("a connection has failed", exc_info=True)
+
+
+class BoundedHandler(http.server.BaseHTTPRequestHandler):
+    """Reads one request, and answers it; subclasses have `do_GET`."""
+
+    def setup(self) -> None:
+        super().setup()
+        # Read here, where the whole request has a deadline, and not each read of it.
+        self.rfile.close()
+        self.rfile = io.BufferedReader(io.BytesIO(_head(self.connection)))
+        # A maximum for the whole answer.
+        self.connection.settimeout(_TIMEOUT)
+
+    def answer(
+        self,
+        status: HTTPStatus,
+        body: bytes,
+        kind: str = "text/plain",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Sends an answer.
+
+        Args:
+          status: its status.
+          body: its body.
+          kind: the body's media type.
+          headers: further headers.
+        """
+        self.send_response(status)
+        for name, value in {**_HEADERS, **(headers or {})}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    @property
+    def asked_host(self) -> str:
+        """The host that the request names, without its port; empty if there is none."""
+        return re.sub(r":[0-9]*$", "", self.headers.get("Host", "")).lower()
+
+    @property
+    def is_of_another_site(self) -> bool:
+        """Whether a browser says that a page of another site asks."""
+        return self.headers.get("Sec-Fetch-Site", "").strip().lower() == "cross-site"
+
+    def version_string(self) -> str:
+        return "tfdist"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Is silent: programs ask every few seconds."""
+
+
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Returns the address that a host in a request is; `None` for a name.
+
+    A name may lead anywhere: a page of its owner's can make it lead to this server after the
+    browser has loaded the page ("DNS rebinding"). An address, and "localhost", lead to one place.
+    """
+    if host == "localhost":
+        return ipaddress.IPv4Address("127.0.0.1")
+    try:
+        return ipaddress.ip_address(re.sub(r"^\[(.*)\]$", r"\1", host))
+    except ValueError:
+        return None
+
+
+def _head(connection: socket.socket) -> bytes:
+    """Receives a request up to its empty line.
+
+    Raises:
+      TimeoutError: it is not complete in time.
+      OSError: the connection breaks, or the request is too long.
+    """
+    deadline = time.monotonic() + _TIMEOUT
+    received = b""
+    while b"\r\n\r\n" not in received and b"\n\n" not in received:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request is incomplete")
+        connection.settimeout(left)
+        part = connection.recv(4096)
+        received += part
+        if not part or len(received) > _MAX_REQUEST:
+            raise ConnectionError("the request is incomplete, or too long")
+    return received
