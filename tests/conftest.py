@@ -69,13 +69,26 @@ def pytest_report_header() -> str:
     return f"tfdist under test: {found.origin if found else 'none'}"
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Fails a file with a mark that holds for none of its cases."""
+    from long_cases import Case, marks_without_cases
+
+    report = (yield).get_result()
+    if isinstance(collector, pytest.Module) and report.passed:
+        cases = [Case.of(item) for item in report.result if isinstance(item, pytest.Item)]
+        if wrong := list(marks_without_cases(cases)):
+            report.outcome, report.longrepr, report.result = "failed", "\n".join(wrong), []
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is long, but for tests that are asked for by their ids."""
-    from tiers import LONG, is_long
+    """Deselects long cases, except tests that are asked for by their ids."""
+    from long_cases import Case
+    from tiers import LONG
 
     if not LONG and not any("::" in argument for argument in config.args):
-        config.hook.pytest_deselected(items=[item for item in items if is_long(item.nodeid)])
-        items[:] = [item for item in items if not is_long(item.nodeid)]
+        config.hook.pytest_deselected(items=[item for item in items if Case.of(item).is_long])
+        items[:] = [item for item in items if not Case.of(item).is_long]
 
 
 def pytest_collection_finish() -> None:

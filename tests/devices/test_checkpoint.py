@@ -107,6 +107,7 @@ def _by_model_file(before: Training, after: Training, directory: Path) -> None:
         after.model = keras.models.load_model(directory / "model.keras")
 
 
+@pytest.mark.long("model_file", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("carry", "options", "path"),
     [
@@ -177,6 +178,7 @@ class _InterruptAfter(keras.callbacks.Callback):
             raise Interrupted
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_callbacks_check_point_and_resume_an_interrupted_training(tmp_path, kind):
     data = models.dataset(STEPS * BATCH, BATCH)
     reference = Training(kind, 0)

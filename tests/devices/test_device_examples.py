@@ -7,8 +7,11 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 from launching import PACKAGE
 from warm_python import interpreter
+
+pytestmark = pytest.mark.long(covered_by="devices/test_parity.py, devices/test_memory.py")
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,6 +13,9 @@ pytestmark = ignore_warnings
 FIRST, LAST = 3, 5
 
 
+@pytest.mark.long(
+    usual="mirrored-objects", covered_by="the other cases, devices/test_estimator_strategies.py"
+)
 @pytest.mark.parametrize("model", ["keras", "objects"])
 @pytest.mark.parametrize("kind", ["mirrored", "central", "none"])
 def test_goes_on(kind, model, tmp_path):

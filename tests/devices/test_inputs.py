@@ -15,6 +15,9 @@ from replicas import make_strategy
 
 import tfdist
 
+# Both strategies read with the same code.
+pytestmark = pytest.mark.long("central*", covered_by="the other cases")
+
 
 def _fit(data, **options):
     return lambda model: model.fit(data, verbose=0, **options)

@@ -90,6 +90,12 @@ def grown() -> dict[str, float]:
     return json.loads(measured.stdout.splitlines()[-1])
 
 
+@pytest.mark.long(
+    covered_by=(
+        "test_what_replicas_share_exists_once_in_central_storage, "
+        "test_no_variable_is_made_besides_those"
+    )
+)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", COPIES)
 def test_the_memory_in_use_is_that_of_the_copies(grown, name):

@@ -10,6 +10,7 @@ from models import ADAPTIVE, difference
 from replicas import make_strategy
 
 
+@pytest.mark.long("central-*", usual="central-ragged *", covered_by="the other cases")
 @pytest.mark.parametrize("name", own_steps.PROGRAMS)
 @pytest.mark.parametrize("kind", ["mirrored", "central"])
 def test_program(kind, name):

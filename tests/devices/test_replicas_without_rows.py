@@ -72,6 +72,7 @@ def _like_one_process(strategy, build, run, tolerance=3e-6):
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.long("central-*-eager", covered_by="the other cases")
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_fit_evaluate_and_predict(strategy, library, eager):
@@ -128,6 +129,7 @@ def test_an_autoencoder_with_its_own_step(strategy):
     _like_one_process(strategy, build, run)
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_a_text_model_with_masks_and_two_inputs(strategy):
     words = np.random.default_rng(1).integers(1, 9, (49, 6)).astype("int32")
     words[::2, 3:] = 0

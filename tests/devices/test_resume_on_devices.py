@@ -12,6 +12,7 @@ import tfdist
 
 
 # Keras says so at the end of data whose size it does not know.
+@pytest.mark.long("central-*", "mirrored-dataset_of_unknown_size", covered_by="the other cases")
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("data", ["arrays", "dataset", "dataset_of_unknown_size"])
 def test_goes_on(strategy, tmp_path, data):

@@ -23,6 +23,7 @@ def search(folder, strategy=None):
     return searches.results(tuner), [w.tolist() for w in best.get_weights()]
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 @pytest.mark.parametrize("kind", ["mirrored", "central"])
 def test_a_search_is_that_of_one_device(kind, tmp_path):
     alone = search(tmp_path / "alone")

@@ -25,6 +25,7 @@ def gradient(rank: int, step: int, *shape: int) -> np.ndarray:
     return np.random.default_rng([rank, step]).normal(size=shape).astype("float32")
 
 
+@pytest.mark.long("3-ranks", covered_by="the other cases")
 @on_ranks(2, 3, check=identical)
 def test_16_bits(ctx):
     comm = join()

@@ -61,6 +61,7 @@ def test_a_fast_worker_takes_more():
     assert outcomes[0].result["batches"] >= (RECORDS - 2 * TASK) // BATCH
 
 
+@pytest.mark.long("endless", covered_by="the other cases")
 @pytest.mark.parametrize("explicit", [True, False], ids=["with epochs", "endless"])
 def test_a_killed_worker_comes_back_to_what_is_left(explicit):
     options = {"epochs": 4, "pauses": [(12, 30), (6,)], "explicit": explicit}

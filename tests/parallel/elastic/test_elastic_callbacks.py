@@ -171,6 +171,9 @@ CASES = [
 ]
 
 
+# Both Kerases share the code.
+@pytest.mark.long("tf_keras-*", usual="tf_keras-own_state-*", covered_by="the other cases")
+@pytest.mark.long("keras-evaluates-1", covered_by="the other cases")
 @pytest.mark.parametrize(("case", "batch"), CASES)
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_members_stay_equal(library, case, batch, tmp_path):

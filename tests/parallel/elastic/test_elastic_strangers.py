@@ -14,7 +14,10 @@ from control_tasks import Background
 from ranks import start_ranks
 from strangers import STRANGER, flood, form, leave, made_up, probe
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.long(covered_by="single/elastic/test_strangers.py"),
+]
 STEPS = 30
 
 

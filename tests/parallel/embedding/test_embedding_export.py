@@ -44,6 +44,7 @@ def served(folder, *inputs) -> np.ndarray:
     return np.load(folder / "answer.npy")
 
 
+@pytest.mark.long(covered_by="test_strings_and_a_shared_table_serve")
 @pytest.mark.parametrize("name", ["keras", "tf_keras"])
 @on_ranks(1)
 def test_a_model_serves_without_tfdist(ctx, name):

@@ -34,6 +34,8 @@ def test_only_sources_are_copied():
     assert not [name for name in names if name.startswith(("tests/", ".git", "docs/"))]
 
 
+# It installs Debian packages as root, and compiles the op library once more.
+@pytest.mark.long(covered_by="test_only_sources_are_copied")
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(
     dockerfile.IS_MISSING, reason="needs root and a Debian package: apt-get install mmdebstrap"

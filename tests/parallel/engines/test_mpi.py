@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.skipif(
         shutil.which("mpirun") is None, reason="Open MPI is missing: apt-get install openmpi-bin"
     ),
+    # They need the engine itself.
+    pytest.mark.long(covered_by="single/config/test_environments.py"),
 ]
 EXAMPLES = ROOT / "keras_examples"
 # Seconds until the ranks get a SIGTERM to mpirun, and from then to SIGKILL: docs/launch_mpi.md.

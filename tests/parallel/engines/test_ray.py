@@ -19,6 +19,10 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None, reason="Ray is missing: pip install ray"
     ),
+    # They need the engine itself.
+    pytest.mark.long(
+        covered_by="single/config/test_environments.py, single/launch/test_ray_request.py"
+    ),
 ]
 # Each case is a driver of its own: Ray changes the process that it is used in. `train` waits in
 # each step, so that a replacement finds the job still running.

@@ -17,6 +17,8 @@ from launching import PACKAGE
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing())),
+    # They need the engine itself.
+    pytest.mark.long(covered_by="single/config/test_environments.py"),
 ]
 EXAMPLES = ROOT / "keras_examples"
 CLUSTERS = EXAMPLES / "clusters"

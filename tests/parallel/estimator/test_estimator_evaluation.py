@@ -36,6 +36,13 @@ def rows_fn(rows):
     return make
 
 
+@pytest.mark.long(
+    "*-normalized",
+    covered_by=(
+        "the other cases, "
+        "parallel/estimator/test_estimator_parity.py::test_moving_statistics_in_sync"
+    ),
+)
 @pytest.mark.parametrize("model", [{}, {"normalized": None}], ids=["plain", "normalized"])
 @on_ranks(2, check=alike)
 def test_all_workers_evaluate_with_all_reduce(ctx, model):
@@ -72,6 +79,7 @@ def on_servers(strategy, directory):
             return session.run(variables)
 
 
+@pytest.mark.long("*-async", covered_by="the other cases")
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @on_job(2, check=alike)
 def test_evaluating_does_not_change_servers(ctx, kind):

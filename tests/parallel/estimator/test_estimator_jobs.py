@@ -84,6 +84,11 @@ def test_all_reduce(tmp_path):
     check(tmp_path / "model", 33)
 
 
+@pytest.mark.long(
+    covered_by=(
+        "test_all_reduce, parallel/estimator/test_estimator_parity.py::test_async_with_one_worker"
+    )
+)
 def test_async(tmp_path):
     """`max_steps` are those of all workers together."""
     steps = run(tmp_path / "model", "async", "--max-steps", 40)
@@ -92,6 +97,7 @@ def test_async(tmp_path):
     check(tmp_path / "model", last_step)
 
 
+@pytest.mark.long(covered_by="test_all_reduce")
 def test_no_strategy(tmp_path):
     """TensorFlow's own between-graph training, with its own servers."""
     steps = run(tmp_path / "model", "none", "--max-steps", 40)
@@ -104,6 +110,9 @@ def in_sync(ctx, directory):
     return None if served() else train_and_evaluate(directory, "sync", None, [33, 37], throttle=60)
 
 
+@pytest.mark.long(
+    covered_by="test_all_reduce, parallel/estimator/test_estimator_parity.py::test_sync"
+)
 def test_sync(tmp_path):
     """The evaluator, which would wait for a minute, ends at once with the training."""
     directory = tmp_path / "model"

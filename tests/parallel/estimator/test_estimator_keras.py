@@ -69,17 +69,26 @@ def train_like_alone(ctx, kind, checkpoint_format, replicas=2):
     return values
 
 
+@pytest.mark.long(
+    covered_by=(
+        "test_async_with_one_worker, parallel/estimator/test_estimator_parity.py::test_all_reduce"
+    )
+)
 @on_ranks(2, check=identical)
 def test_all_reduce(ctx):
     return [value for name in FORMATS for value in train_like_alone(ctx, "all_reduce", name)]
 
 
+@pytest.mark.long(covered_by="test_async_with_one_worker")
 @on_ranks(2, check=identical)
 def test_all_reduce_with_two_devices_a_worker(ctx):
     two_devices()
     return train_like_alone(ctx, "all_reduce", "saver", replicas=4)
 
 
+@pytest.mark.long(
+    covered_by="test_async_with_one_worker, parallel/estimator/test_estimator_parity.py::test_sync"
+)
 @on_job(2, check=agree)
 def test_sync(ctx):
     if served():

@@ -61,6 +61,7 @@ def check(directory, last_step):
     assert max(evaluated) == last_step
 
 
+@pytest.mark.long(usual="sync-keras", covered_by="the other cases")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("kind", ["all_reduce", "sync"])
 def test_in_step(kind, model, tmp_path):
@@ -80,6 +81,7 @@ def test_in_step(kind, model, tmp_path):
     estimators.same(estimators.numbers(directory), expected, ADAPTIVE)
 
 
+@pytest.mark.long(covered_by="test_in_step, parallel/estimator/test_estimator_resume.py")
 @pytest.mark.parametrize("model", MODELS)
 def test_async(model, tmp_path):
     first = sum(job(tmp_path, "async", model, FIRST))
@@ -90,6 +92,7 @@ def test_async(model, tmp_path):
     check(tmp_path / "model", first + more)
 
 
+@pytest.mark.long(covered_by="test_in_step, parallel/estimator/test_estimator_resume.py")
 @pytest.mark.parametrize("model", MODELS)
 def test_no_strategy(model, tmp_path):
     """TensorFlow's own between-graph training, whose chief saves without waiting for the worker."""

@@ -35,6 +35,7 @@ def train(ctx, kind):
         ctx.report("steps in all", steps.count)
 
 
+@pytest.mark.long("async", covered_by="the other cases")
 @pytest.mark.parametrize("kind", ["all_reduce", "async", "sync"])
 def test_the_last_step_is_saved(tmp_path, kind):
     tasks = None if kind == "all_reduce" else roles(2)

@@ -35,6 +35,7 @@ def _slope_estimator(optimizer):
     )
 
 
+@pytest.mark.long(covered_by="test_adam_of_several_workers")
 @on_job(3, 2, timeout=90)
 def test_no_step_of_several_workers_is_lost(ctx):
     """Each worker's step moves on from those of the others, and so do the slots."""

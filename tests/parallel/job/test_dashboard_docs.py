@@ -7,7 +7,10 @@ import re
 import pytest
 from example_runs import ROOT, shell
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.long(covered_by="parallel/job/test_stragglers.py"),
+]
 PAGE = (ROOT / "docs/dashboard.md").read_text()
 
 

@@ -114,6 +114,8 @@ def push(ctx):
     return pushed, value
 
 
+# It waits for half a minute.
+@pytest.mark.long(covered_by="test_silent_connections_are_probed")
 @pytest.mark.timeout(150)
 def test_both_sides_know_soon_and_servers_go_on(tmp_path):
     env = {"TFDIST_RENDEZVOUS_TIMEOUT": "100"}

@@ -15,7 +15,10 @@ from tfdist.metrics.collector import describe
 from tfdist.ops import ServerStats, TableStats
 from tfdist.tasks.master import TaskMaster
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.long(covered_by="parallel/job/test_metrics.py"),
+]
 PAGE = (ROOT / "docs/metrics.md").read_text()
 
 

@@ -27,6 +27,8 @@ pytestmark = [
         shutil.which("prometheus") is None,
         reason="Prometheus is not installed: apt-get install prometheus",
     ),
+    # It needs a Debian package.
+    pytest.mark.long(covered_by="parallel/job/test_metrics.py"),
 ]
 OBSERVABILITY = Path(__file__).parents[3] / "docs" / "observability"
 ROWS = 256

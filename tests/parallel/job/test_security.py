@@ -51,6 +51,7 @@ def environment() -> dict[str, str]:
     return dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3")
 
 
+@pytest.mark.long(covered_by="test_a_job_of_tfdist_run_refuses_strangers")
 def test_the_commands_of_the_page(tmp_path):
     (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/security.md").read_text(), re.DOTALL)
     command = f'tfdist() {{ "{interpreter()}" -m tfdist "$@"; }}\n{block}'

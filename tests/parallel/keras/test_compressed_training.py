@@ -165,6 +165,7 @@ def test_keras_3_learns_in_mixed_precision(ctx):
     return compare({"powersgd, late": late}, keras)
 
 
+@pytest.mark.long(covered_by="test_keras_3_learns, test_tf_keras_keeps_what_was_not_sent")
 @on_ranks(2, check=identical, timeout=120, env={"TF_USE_LEGACY_KERAS": "1"})
 def test_tf_keras_learns(ctx):
     import tf_keras

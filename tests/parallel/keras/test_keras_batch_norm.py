@@ -37,6 +37,7 @@ def test_keras_3(ctx):
     )
 
 
+@pytest.mark.long("2-ranks-BatchNormalization", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["BatchNormalization", "SyncBatchNormalization"])
 @on_ranks(2, check=identical, env={"TF_USE_LEGACY_KERAS": "1"})
 def test_tf_keras(ctx, name):

@@ -104,6 +104,7 @@ class _Stopped(Exception):
     """What ends a training before its time."""
 
 
+@pytest.mark.long("2-ranks-own_directories", covered_by="the other cases")
 @pytest.mark.parametrize("shared", [True, False], ids=["shared_directory", "own_directories"])
 @on_ranks(2, check=identical)
 def test_backup_and_restore(ctx, tmp_path, shared):

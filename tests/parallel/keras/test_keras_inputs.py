@@ -15,6 +15,7 @@ from ranks import on_ranks
 import tfdist
 
 
+@pytest.mark.long("3-ranks", covered_by="the other cases")
 @on_ranks(2, 3, check=identical)
 def test_predict_returns_all_rows_in_order_on_every_worker(ctx):
     with tfdist.MultiWorkerMirroredStrategy().scope():
@@ -87,6 +88,8 @@ def _weights_of_rows():
     return np.linspace(0.0, 2.0, 320, dtype="float32")
 
 
+# Class weights become sample weights.
+@pytest.mark.long("*-class_weight", covered_by="the other cases")
 @pytest.mark.parametrize(
     "options",
     [

@@ -59,6 +59,8 @@ def test_clipping_by_replica(ctx):
     return [*model.get_weights(), *models.slots(model)]
 
 
+# Adam, which has slots.
+@pytest.mark.long("*-sgd", "*-adagrad", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("name", "tolerance", "ids_dtype"),
     [("SGD", EXACT, "int32"), ("Adam", ADAPTIVE, "int64"), ("Adagrad", ADAPTIVE, "int32")],

@@ -27,6 +27,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.long("*-momentum", covered_by="the other cases")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @on_ranks(2, check=identical)
 def test_fit_evaluate_predict(ctx, name):
@@ -88,6 +89,7 @@ def test_batch_normalization_is_by_worker(ctx):
     return [*weights, *models.slots(model), predicted]
 
 
+@pytest.mark.long("*-uneven", covered_by="the other cases")
 @pytest.mark.parametrize("rows", [64 * 3 + 37, 64 * 3 + 1], ids=["uneven", "one_worker_empty"])
 @on_ranks(2, check=identical)
 def test_last_batch(ctx, rows):

@@ -34,6 +34,7 @@ def test_all_reduce(ctx):
     return {name: parity_models.train(case, strategy) for name, case in CASES.items()}
 
 
+@pytest.mark.long(covered_by="test_all_reduce, parallel/ps/test_ps_sync.py")
 @pytest.mark.timeout(180)
 @on_job(2, timeout=150.0, check=functools.partial(like_alone, "ParameterServerStrategy, sync"))
 def test_sync(ctx):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import own_steps
+import pytest
 import tensorflow as tf
 from models import ADAPTIVE, difference, identical
 from ps_job import meet, on_job, served
@@ -36,6 +37,8 @@ def test_workers(ctx):
     return _train(ctx)
 
 
+# Elastic workers reduce with the same code.
+@pytest.mark.long(covered_by="test_workers")
 def test_elastic_workers():
     with start_ranks(_train, 2, env={"TFDIST_ELASTIC": "2:2:2"}) as ranks:
         outcomes = ranks.join(150.0)

@@ -32,6 +32,10 @@ OPTIMIZERS = {
 }
 
 
+# Adam, which has slots.
+@pytest.mark.long(
+    "*-momentum", "*-accumulation", covered_by="the other cases, devices/test_optimizers.py"
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @on_ranks(2, check=identical)
 def test_fit_evaluate_predict(ctx, name):

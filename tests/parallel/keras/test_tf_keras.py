@@ -11,6 +11,8 @@ from ranks import on_ranks
 STEPS = 20
 
 
+# Adam, which has slots.
+@pytest.mark.long("*-sgd", "*-momentum", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("name", "options", "tolerance"),
     [
@@ -65,6 +67,7 @@ def test_batch_normalization_and_sparse_gradients(ctx):
     return [*model.get_weights(), *_state_of(normalization)]
 
 
+@pytest.mark.long("*-sgd", "*-adagrad", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("name", "ids_dtype"),
     [("SGD", "int64"), ("Adam", "int32"), ("Adagrad", "int64")],

@@ -46,6 +46,7 @@ def run(body, size, folder, *args):
     return [outcome.result for outcome in outcomes]
 
 
+@pytest.mark.long("Hyperband", covered_by="the other cases, parallel/elastic/test_elastic_tuner.py")
 @pytest.mark.parametrize("kind", ["RandomSearch", "Hyperband"])
 def test_a_search_is_that_of_one_process(tmp_path, kind):
     (alone,) = run(search_alone, 1, tmp_path / "alone", kind, {})

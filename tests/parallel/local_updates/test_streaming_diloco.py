@@ -22,6 +22,8 @@ def outer():
     return keras.optimizers.SGD(ZETA, momentum=ETA, nesterov=True)
 
 
+# One fragment follows the same recurrence.
+@pytest.mark.long(covered_by="test_fragments_follow_the_recurrence")
 @on_ranks(2, check=identical)
 def test_one_fragment_without_delay_is_diloco(ctx):
     """With moving statistics, a last round that is short, and another optimizer in the rounds."""
@@ -81,6 +83,7 @@ def recurrence(steps, offsets, delay, mixing):
     return ends
 
 
+@pytest.mark.long("*-11", covered_by="the other cases")
 @pytest.mark.parametrize("steps_per_execution", [1, 11])
 @on_ranks(2, check=identical)
 def test_fragments_follow_the_recurrence(ctx, steps_per_execution):

@@ -154,6 +154,12 @@ def found(directory, kind):
         return first if first.kind == kind else None
 
 
+@pytest.mark.long(
+    "other_dtype",
+    "missing_rank",
+    "exception",
+    covered_by="the other cases, single/observe/test_recorder.py",
+)
 @pytest.mark.parametrize("scenario", EXPECTED, ids=lambda scenario: scenario.__name__)
 def test_cause(scenario, tmp_path):
     directory = tmp_path / "dumps"

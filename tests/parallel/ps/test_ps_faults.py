@@ -62,6 +62,8 @@ def saved_numbers(folder) -> int:
     return json.loads(manifest.read_text())["number"] if manifest.exists() else 0
 
 
+# The mode that waits, and large snapshots.
+@pytest.mark.long("async", "ssp", covered_by="the other cases")
 @pytest.mark.parametrize(
     "mode",
     [

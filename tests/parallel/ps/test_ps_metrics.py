@@ -79,6 +79,7 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+@pytest.mark.long("*-tf_keras", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["keras", "tf_keras"])
 @on_job(2, check=equal)
 def test_async(ctx, name):

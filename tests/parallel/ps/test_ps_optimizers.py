@@ -69,6 +69,19 @@ def _trained(name, make, tolerance, on_server):
     assert stats.pushes == STEPS and stats.dropped_pushes == 0
 
 
+@pytest.mark.long(
+    "*-momentum",
+    "*-nesterov",
+    "*-rmsprop",
+    "*-centered",
+    "*-amsgrad",
+    "*-adamw",
+    "*-adamax",
+    "*-lion",
+    "*-clipnorm",
+    "*-clipvalue",
+    covered_by="the other cases, single/ps/test_server_optimizers.py",
+)
 @pytest.mark.parametrize("name", KNOWN)
 @on_job(1)
 def test_on_the_server(ctx, name):
@@ -76,6 +89,9 @@ def test_on_the_server(ctx, name):
         _trained(name, KNOWN[name], 1e-6, on_server=True)
 
 
+@pytest.mark.long(
+    "2-ranks-nadam", "*-adadelta", "*-adafactor", "*-lamb", covered_by="the other cases"
+)
 @pytest.mark.parametrize("name", OTHERS)
 @on_job(1)
 def test_on_the_worker(ctx, name):
@@ -83,6 +99,7 @@ def test_on_the_worker(ctx, name):
         _trained(name, OTHERS[name], 1e-6, on_server=False)
 
 
+@pytest.mark.long("*-momentum", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["adam", "momentum"])
 @on_job(1)
 def test_known_ones_on_the_worker_as_asked(ctx, name):

@@ -50,6 +50,7 @@ def steps_saved(root):
     return int(iterations[0])
 
 
+@pytest.mark.long("async-all", "sync-worker", covered_by="the other cases")
 @pytest.mark.parametrize("who", ["worker", "all"])
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_what_was_trained_is_saved(tmp_path, mode, who):

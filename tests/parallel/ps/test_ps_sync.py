@@ -36,6 +36,7 @@ def _weights(model):
     return [*model.get_weights(), *models.slots(model)]
 
 
+@pytest.mark.long("*-sgd", "*-momentum", "*-nadam", covered_by="the other cases")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @on_job(2, check=agree)
 def test_two_workers(ctx, name):
@@ -104,6 +105,7 @@ def test_averages_that_the_chief_writes_late(ctx):
     return _weights(model)
 
 
+@pytest.mark.long("*-sgd", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 @on_job(3, servers=2, check=agree)
 def test_three_workers_and_two_servers(ctx, name):
@@ -135,6 +137,7 @@ def test_no_staleness_is_sync(ctx):
     return _weights(model)
 
 
+@pytest.mark.long("*-uneven", covered_by="the other cases")
 @pytest.mark.parametrize("rows", [64 * 3 + 37, 64 * 3 + 1], ids=["uneven", "one_worker_empty"])
 @on_job(2, check=agree)
 def test_last_batch(ctx, rows):

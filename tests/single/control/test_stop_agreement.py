@@ -74,6 +74,8 @@ class Workers:
         self.board.close()
 
 
+# Two workers with a hub in all-reduce, and four with servers.
+@pytest.mark.long("2-*-servers", "4-*", usual="4-some-servers", covered_by="the other cases")
 @pytest.mark.parametrize("steps_ahead", [0, 1], ids=["all_reduce", "servers"])
 @pytest.mark.parametrize("who", ["one", "all", "some"])
 @pytest.mark.parametrize("size", [2, 4])

@@ -170,6 +170,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.long("names", "function", "momentum", "adagrad", covered_by="the other cases")
 @pytest.mark.parametrize("name", COMPILED)
 def test_trains_and_evaluates_as_fit_does(name, tmp_path):
     model = classifier(**COMPILED[name])

@@ -26,6 +26,7 @@ AGAIN = {
 }
 
 
+@pytest.mark.long(usual="single/estimator/test_estimator_api.py", covered_by="the other cases")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("module", AGAIN)
 def test_with_tf_keras(module):

@@ -111,6 +111,7 @@ def test_the_first_failure_ends_all_hosts_and_is_reported(launch, tmp_path):
         wait_until_gone(pid)
 
 
+@pytest.mark.long(covered_by="single/launch/test_launch_restarts.py, single/launch/test_launch.py")
 def test_restarts_and_more_output_than_pipes_hold(launch):
     code, out, err = launch(
         """

@@ -26,6 +26,8 @@ pytestmark = [
         shutil.which("chromium") is None,
         reason="Chromium is not installed: apt-get install chromium",
     ),
+    # It needs a browser.
+    pytest.mark.long(covered_by="single/live/test_dashboard.py"),
 ]
 TOKEN = "the-token-of-the-test"
 # As HTML, as an attribute, as a script, and as an entity.

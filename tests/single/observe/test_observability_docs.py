@@ -33,6 +33,7 @@ def typed(command, *arguments):
     return done.returncode, done.stdout
 
 
+@pytest.mark.long(covered_by="test_a_job_that_has_ended, parallel/observe/test_hangs.py")
 def test_the_example(tmp_path):
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     script, job = tmp_path / "hangs.py", tmp_path / "job.json"
