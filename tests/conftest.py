@@ -1,7 +1,8 @@
-"""Which package is under test, and where the modules that tests share are found.
+"""Which package is under test, and what all tests begin and end with.
 
 Run from the project's root, the tests use the package of this tree. Run from any other directory
-they use the installed one, if there is one: that is how a wheel is tested.
+they use the installed one, if there is one: that is how a wheel is tested. The folders beside this
+file are the tests' own packages: pytest puts this folder, not its parent, on the path.
 """
 
 from __future__ import annotations
@@ -18,14 +19,6 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 
-_SUPPORT = [
-    TESTS / "support",
-    *(
-        TESTS / "support" / name
-        for name in ("elastic", "estimator", "hostile", "processes", "script_faults", "training")
-    ),
-]
-sys.path[:0] = [str(folder) for folder in _SUPPORT if str(folder) not in sys.path]
 if Path.cwd() == ROOT or importlib.util.find_spec("tfdist") is None:
     sys.path.insert(0, str(ROOT))
 
@@ -34,8 +27,8 @@ if Path.cwd() == ROOT or importlib.util.find_spec("tfdist") is None:
 def close_servers_and_clients() -> Iterator[None]:
     """Closes what `table_job` has opened for a test: a process has few descriptors."""
     yield
-    if "table_job" in sys.modules:
-        sys.modules["table_job"].OPEN.close()
+    if table_job := sys.modules.get("support.table_job"):
+        table_job.OPEN.close()
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +65,7 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     """Fails a file with a mark that holds for none of its cases."""
-    from long_cases import Case, marks_without_cases
+    from support.long_cases import Case, marks_without_cases
 
     report = (yield).get_result()
     if isinstance(collector, pytest.Module) and report.passed:
@@ -83,8 +76,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects long cases, except tests that are asked for by their ids."""
-    from long_cases import Case
-    from tiers import LONG
+    from support.long_cases import Case
+    from support.tiers import LONG
 
     if not LONG and not any("::" in argument for argument in config.args):
         config.hook.pytest_deselected(items=[item for item in items if Case.of(item).is_long])

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 from keras.callbacks import BackupAndRestore, ModelCheckpoint
-from models import EXACT, classifier, difference, slots
-from replicas import make_strategy
+
+from devices.replicas import make_strategy
+from support.training import models
+from support.training.models import EXACT, classifier, difference, slots
 
 STEPS, BATCH = 4, 32
 # Every change from one kind to another is a step of this path.

@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import PACKAGE
-from warm_python import interpreter
+
+from support.launching import PACKAGE
+from support.warm_python import interpreter
 
 pytestmark = pytest.mark.long(covered_by="devices/test_parity.py, devices/test_memory.py")
 

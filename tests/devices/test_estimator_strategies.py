@@ -7,12 +7,12 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimator_data import ROWS, ignore_warnings, input_fn, values
-from estimator_models import head_model_fn, make_estimator, sequential
-from models import ADAPTIVE, EXACT
-from replicas import make_strategy
 
 import tfdist
+from devices.replicas import make_strategy
+from support.estimator.estimator_data import ROWS, ignore_warnings, input_fn, values
+from support.estimator.estimator_models import head_model_fn, make_estimator, sequential
+from support.training.models import ADAPTIVE, EXACT
 from tfdist import estimator
 
 pytestmark = ignore_warnings

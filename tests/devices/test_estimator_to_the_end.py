@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import estimators
 import pytest
-from estimator_data import ignore_warnings
-from replicas import make_strategy
 
+from devices.replicas import make_strategy
+from support.estimator import estimators
+from support.estimator.estimator_data import ignore_warnings
 from tfdist import estimator
 
 pytestmark = ignore_warnings

@@ -9,12 +9,13 @@ import subprocess
 import sys
 
 import keras
-import models
 import pytest
-from launching import PACKAGE
-from models import classifier
-from replicas import DEVICES, make_strategy
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from devices.replicas import DEVICES, make_strategy
+from support.launching import PACKAGE
+from support.training import models
+from support.training.models import classifier
 
 # Copies of each variable with four replicas.
 COPIES = {"none": 1, "central": 1, "mirrored": DEVICES}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import parity_models
 import pytest
-from parity_models import CASES
-from replicas import make_strategy
 
 import tfdist
+from devices.replicas import make_strategy
+from support.training import parity_models
+from support.training.parity_models import CASES
 
 STRATEGIES = {
     "OneDeviceStrategy": lambda: tfdist.OneDeviceStrategy("CPU:1"),

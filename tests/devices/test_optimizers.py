@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
 import pytest
-from models import (
+
+from devices.replicas import make_strategy
+from support.training import models
+from support.training.models import (
     ADAPTIVE,
     EXACT,
     built_classifier,
@@ -15,14 +17,13 @@ from models import (
     examples,
     train_like_no_strategy,
 )
-from more_models import (
+from support.training.more_models import (
     CLIPPED,
     embedding,
     ids_and_labels,
     loss_scaled_classifier,
     overflow_on_one_of_two,
 )
-from replicas import make_strategy
 
 STEPS = 12
 SGD, Adam, LossScale = (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import custom_loop
 import keras
-import models
 import pytest
 import tensorflow as tf
 import tf_keras
-from models import (
+
+from devices.replicas import make_strategy
+from support.training import custom_loop, models
+from support.training.models import (
     ADAPTIVE,
     EXACT,
     built_classifier,
@@ -18,7 +19,6 @@ from models import (
     normalized_classifier,
     train_like_no_strategy,
 )
-from replicas import make_strategy
 
 STEPS = 20
 BATCH = 48  # divides by 2, 3 and 4

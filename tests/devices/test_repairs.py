@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 
 import keras
-import keras_repairs
-import models
 import numpy as np
 import pytest
-import scope_cases
 import tensorflow as tf
 from keras.src.optimizers import base_optimizer
-from models import built_classifier, difference
 from tensorflow.python.distribute.input_lib import DistributedDataset
+
+from support.training import keras_repairs, models, scope_cases
+from support.training.models import built_classifier, difference
 
 
 @pytest.fixture

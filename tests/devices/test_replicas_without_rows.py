@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-import parity_models
 import pytest
 import tensorflow as tf
-from layer_cases import CASES
-from replicas import make_strategy
-from tiers import LONG, chosen
+
+from devices.replicas import make_strategy
+from support.tiers import LONG, chosen
+from support.training import parity_models
+from support.training.layer_cases import CASES
 
 # Kernels that fail on empty batches, or give gradients of memory that nothing has written.
 FEW = ("DepthwiseConv2D", "SeparableConv1D", "pooled mask", "BatchNormalization")

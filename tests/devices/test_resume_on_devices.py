@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import keras
 import pytest
-import resuming
 from keras.callbacks import BackupAndRestore
-from models import built_classifier
 
 import tfdist
+from support.training import resuming
+from support.training.models import built_classifier
 
 
 # Keras says so at the end of data whose size it does not know.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import keras
 import pytest
-import searches
-from replicas import make_strategy
+
+from devices.replicas import make_strategy
+from support.training import searches
 
 pytest.importorskip("keras_tuner")
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 
 import keras
-import models
-import parity_models
 import pytest
 import tensorflow as tf
 import tf_keras
-from models import EXACT, classifier, train_like_no_strategy
-from replicas import make_strategy
-from uneven_models import CASES, WAYS
 
+from devices.replicas import make_strategy
+from support.training import models, parity_models
+from support.training.models import EXACT, classifier, train_like_no_strategy
+from support.training.uneven_models import CASES, WAYS
 from tfdist.keras.hooks import row_weights
 
 # Shares of 4 and 3 rows; of 3, 3 and 1.

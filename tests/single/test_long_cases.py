@@ -6,7 +6,8 @@ import ast
 from pathlib import Path
 
 import pytest
-from long_cases import Case, covers, marks_without_cases, missing_cover
+
+from support.long_cases import Case, covers, marks_without_cases, missing_cover
 
 TESTS = Path(__file__).resolve().parents[1]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import identical
-from ranks import on_ranks
 
+from support.processes.ranks import on_ranks
+from support.training.models import identical
 from tfdist import ops
 from tfdist.compression import BF16, FP16, OneBit, PowerSGD, TopK, compressor
 from tfdist.config.cluster import Cluster

@@ -10,10 +10,10 @@ import subprocess
 import textwrap
 
 import pytest
-from example_runs import ROOT, documented_command, tfdist_run, typed
-from launching import PACKAGE
-from warm_python import interpreter
 
+from support.example_runs import ROOT, documented_command, tfdist_run, typed
+from support.launching import PACKAGE
+from support.warm_python import interpreter
 from tfdist.config.cluster import Cluster
 from tfdist.launch.ports import free_ports
 

@@ -11,10 +11,11 @@ import random
 import time
 
 import pytest
-from ps_job import roles
-from ranks import start_ranks
-from task_job import BATCH, LEDGER_RECORDS, end, keep_ledger
-from tiers import rounds
+
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.task_job import BATCH, LEDGER_RECORDS, end, keep_ledger
+from support.tiers import rounds
 
 WORKERS, SERVERS = 3, 2
 LEASE = 1.0

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from known_gradient import checkpoint
-from ps_job import roles
-from ranks import start_ranks
-from task_job import BATCH, RECORDS, TASK, end, train_async, wait_for_tasks
+
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.task_job import BATCH, RECORDS, TASK, end, train_async, wait_for_tasks
+from support.training.known_gradient import checkpoint
 
 pytestmark = pytest.mark.timeout(240)
 

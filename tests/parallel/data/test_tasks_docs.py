@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from example_runs import ROOT, documented_command, tfdist_run, typed
+
+from support.example_runs import ROOT, documented_command, tfdist_run, typed
 
 pytestmark = [
     pytest.mark.timeout(180),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import keras
-import ledger
 import pytest
-from ps_job import roles
-from ranks import start_ranks
-from task_job import BATCH, RECORDS, TASK, end, train_async, wait_for_tasks
 
 import tfdist
+from support import ledger
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.task_job import BATCH, RECORDS, TASK, end, train_async, wait_for_tasks
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.job import process

@@ -12,7 +12,9 @@ import importlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from acting_callbacks import (
+
+import tfdist
+from support.elastic.acting_callbacks import (
     BATCHES,
     Collect,
     Evaluate,
@@ -26,9 +28,7 @@ from acting_callbacks import (
     UnseededRate,
     made,
 )
-from ranks import start_ranks
-
-import tfdist
+from support.processes.ranks import start_ranks
 
 pytestmark = pytest.mark.timeout(240)
 EPOCHS, BATCH, COLUMNS = 4, 8, 3

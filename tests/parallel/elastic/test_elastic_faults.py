@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from elastic_faults import Fault, Faults, check, suffer, undisturbed
-from elastic_training import SEARCH, STEPS, Fit, SelfFault
-from tiers import LONG
+
+from support.elastic.elastic_faults import Fault, Faults, check, suffer, undisturbed
+from support.elastic.elastic_training import SEARCH, STEPS, Fit, SelfFault
+from support.tiers import LONG
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -9,7 +9,9 @@ import signal
 
 import pytest
 import tensorflow as tf
-from file_callbacks import (
+
+import tfdist
+from support.elastic.file_callbacks import (
     STEPS,
     Faults,
     arguments,
@@ -18,9 +20,7 @@ from file_callbacks import (
     model_of,
     replace_package,
 )
-from ranks import PATIENCE, start_ranks
-
-import tfdist
+from support.processes.ranks import PATIENCE, start_ranks
 from tfdist import ops
 from tfdist.elastic.job import Unit
 from tfdist.keras.callback import Callback

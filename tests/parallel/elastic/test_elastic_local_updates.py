@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import RowCounter
-from ranks import start_ranks
 
 import tfdist
+from support.processes.ranks import start_ranks
+from support.training.models import RowCounter
 from tfdist import rules
 from tfdist.strategies._local_updates.elastic_round import ElasticRound
 

@@ -13,9 +13,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ranks import start_ranks
 
 import tfdist
+from support.processes.ranks import start_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from baselines import namespaces

@@ -7,10 +7,10 @@ import time
 
 import numpy as np
 import pytest
-from rank_outcome import describe_all
-from ranks import start_ranks
 
 import tfdist
+from support.processes.rank_outcome import describe_all
+from support.processes.ranks import start_ranks
 from tfdist.elastic import record_exchange
 from tfdist.elastic.states import elastic_job
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-import tiers
-from elastic_faults import Fault, Faults, check, running, suffer, undisturbed
-from elastic_training import BATCH, Fit
-from ranks import start_ranks
 
 import tfdist
+from support import tiers
+from support.elastic.elastic_faults import Fault, Faults, check, running, suffer, undisturbed
+from support.elastic.elastic_training import BATCH, Fit
+from support.processes.ranks import start_ranks
 from tfdist.errors import TfdistError
 from tfdist.layers import legacy
 

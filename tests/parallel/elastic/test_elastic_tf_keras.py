@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from elastic_faults import Fault, Faults, check, suffer
-from elastic_training import STEPS, Fit
-from ranks import start_ranks
-from self_signal import signal_self
 
 import tfdist
+from support.elastic.elastic_faults import Fault, Faults, check, suffer
+from support.elastic.elastic_training import STEPS, Fit
+from support.processes.ranks import start_ranks
+from support.processes.self_signal import signal_self
 from tfdist.keras.callback import Callback
 
 pytestmark = pytest.mark.timeout(240)

@@ -7,10 +7,10 @@ import signal
 
 import keras
 import pytest
-import searches
-from ranks import start_ranks
 
 import tfdist
+from support.processes.ranks import start_ranks
+from support.training import searches
 
 pytest.importorskip("keras_tuner")
 pytestmark = pytest.mark.timeout(400)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import grpc
 import pytest
-import raw_http2
-from control_tasks import Background
-from ranks import start_ranks
-from strangers import STRANGER, call
 
 import tfdist
+from support import raw_http2
+from support.elastic.control_tasks import Background
+from support.elastic.strangers import STRANGER, call
+from support.processes.ranks import start_ranks
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings

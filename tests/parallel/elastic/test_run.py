@@ -6,10 +6,11 @@ import re
 import signal
 from pathlib import Path
 
-import elastic_loops
 import pytest
-from elastic_loops import check, train
-from ranks import start_ranks
+
+from parallel.elastic import elastic_loops
+from parallel.elastic.elastic_loops import check, train
+from support.processes.ranks import start_ranks
 
 pytestmark = pytest.mark.timeout(240)
 ELASTIC = {"TFDIST_ELASTIC": "1:4"}

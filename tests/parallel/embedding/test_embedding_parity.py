@@ -7,13 +7,13 @@ import os
 import keras
 import pytest
 import tf_keras
-from embeddings import DENSE_ROWS, dataset, train_like_dense
-from models import ADAPTIVE, EXACT
-from ps_job import on_job, served
-from ranks import on_ranks
-from tiers import chosen
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.ps_job import on_job, served
+from support.tiers import chosen
+from support.training.embeddings import DENSE_ROWS, dataset, train_like_dense
+from support.training.models import ADAPTIVE, EXACT
 
 optimizers = keras.optimizers
 # Of the table, and the model's.

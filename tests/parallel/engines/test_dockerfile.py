@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import dockerfile
 import pytest
+
+from parallel.engines import dockerfile
 
 ROOT = Path(__file__).parents[3]
 # What pip needs beside its variables: its configuration, and indexes that are folders.

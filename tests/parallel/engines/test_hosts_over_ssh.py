@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-import ssh_hosts
-from launching import PRELUDE
+
+from parallel.engines import ssh_hosts
+from support.launching import PRELUDE
 
 pytestmark = [
     pytest.mark.timeout(300),

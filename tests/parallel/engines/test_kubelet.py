@@ -8,10 +8,10 @@ import signal
 import sys
 from pathlib import Path
 
-import kubelet
 import pytest
-from manifests import of_kind, options
 
+from parallel.engines import kubelet
+from support.manifests import of_kind, options
 from tfdist.config.elastic import Elastic
 
 EXAMPLE = Path(__file__).parents[3] / "keras_examples/clusters/kubernetes.py"

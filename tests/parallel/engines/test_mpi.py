@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from example_runs import ROOT
-from launching import PACKAGE
+
+from support.example_runs import ROOT
+from support.launching import PACKAGE
 
 pytestmark = [
     pytest.mark.timeout(600),

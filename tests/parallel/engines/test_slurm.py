@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import slurm_cluster
-from example_runs import ROOT
-from launching import PACKAGE
+
+from parallel.engines import slurm_cluster
+from support.example_runs import ROOT
+from support.launching import PACKAGE
 
 pytestmark = [
     pytest.mark.timeout(600),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import estimators
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimators import STRATEGIES, checkpoints, input_fn, same, saved
-from models import ADAPTIVE, EXACT, difference, identical
-from ps_job import meet, on_job, served
-from ranks import on_ranks
-from test_estimator_ends import train
-from test_estimator_parity import MOVING, agree
 
+from parallel.estimator.test_estimator_ends import train
+from parallel.estimator.test_estimator_parity import MOVING, agree
+from support.estimator import estimators
+from support.estimator.estimators import STRATEGIES, checkpoints, input_fn, same, saved
+from support.processes.ranks import on_ranks
+from support.ps_job import meet, on_job, served
+from support.training.models import ADAPTIVE, EXACT, difference, identical
 from tfdist import estimator
 
 v1 = tf.compat.v1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from example_runs import ROOT, tfdist_run
+
+from support.example_runs import ROOT, tfdist_run
 
 pytestmark = pytest.mark.timeout(180)
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/estimator.md").read_text(), re.DOTALL)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import estimators
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimators import STRATEGIES, input_fn, saved
-from models import identical
-from ps_job import meet, on_job, served
-from ranks import on_ranks
-from test_estimator_parity import MOVING, agree
 
+from parallel.estimator.test_estimator_parity import MOVING, agree
+from support.estimator import estimators
+from support.estimator.estimators import STRATEGIES, input_fn, saved
+from support.processes.ranks import on_ranks
+from support.ps_job import meet, on_job, served
+from support.training.models import identical
 from tfdist import estimator
 from tfdist.estimator.training.worker_states import WorkerStates
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import estimators
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimators import STRATEGIES, input_fn, saved
-from models import EXACT, difference
-from ps_job import meet, on_job, served
-from ranks import on_ranks
+
+from support.estimator import estimators
+from support.estimator.estimators import STRATEGIES, input_fn, saved
+from support.processes.ranks import on_ranks
+from support.ps_job import meet, on_job, served
+from support.training.models import EXACT, difference
 
 v1 = tf.compat.v1
 

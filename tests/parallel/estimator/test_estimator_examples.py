@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from example_runs import ROOT, alone, documented_command, typed
+
+from support.example_runs import ROOT, alone, documented_command, typed
 
 MNIST = "estimator_examples/mnist_train_and_evaluate.py"
 MOVIELENS = "estimator_examples/movielens_ps.py"

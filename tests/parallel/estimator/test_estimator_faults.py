@@ -7,15 +7,15 @@ import signal
 import sys
 import time
 
-import estimators
 import pytest
 import tensorflow as tf
-from estimator_job import train_and_evaluate
-from estimators import STRATEGIES, input_fn, saved
-from ps_job import meet, on_job, roles, served
-from ranks import on_ranks, start_ranks
 
 import tfdist
+from parallel.estimator.estimator_job import train_and_evaluate
+from support.estimator import estimators
+from support.estimator.estimators import STRATEGIES, input_fn, saved
+from support.processes.ranks import on_ranks, start_ranks
+from support.ps_job import meet, on_job, roles, served
 from tfdist import estimator
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError
 from tfdist.job import process

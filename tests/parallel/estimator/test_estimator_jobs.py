@@ -8,17 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import estimators
 import pytest
 import tensorflow as tf
-from estimator_job import train_and_evaluate
-from launching import PACKAGE
-from models import difference, examples
-from plain_tensorflow import serve
-from ps_job import served
-from rank_outcome import describe_all
-from ranks import start_ranks
-from warm_python import interpreter
+
+from parallel.estimator.estimator_job import train_and_evaluate
+from parallel.estimator.plain_tensorflow import serve
+from support.estimator import estimators
+from support.launching import PACKAGE
+from support.processes.rank_outcome import describe_all
+from support.processes.ranks import start_ranks
+from support.ps_job import served
+from support.training.models import difference, examples
+from support.warm_python import interpreter
 
 SCRIPT = Path(__file__).parent / "estimator_job.py"
 pytestmark = pytest.mark.timeout(180)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 
-import estimators
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimator_data import ignore_warnings
-from estimators import BATCH, STRATEGIES, input_fn
-from logical_devices import two_devices
-from models import ADAPTIVE, EXACT, difference, identical
-from ps_job import on_job, served
-from ranks import on_ranks
-from test_estimator_evaluation import rows_fn
-from test_estimator_parity import agree
 
+from parallel.estimator.test_estimator_evaluation import rows_fn
+from parallel.estimator.test_estimator_parity import agree
+from support.estimator import estimators
+from support.estimator.estimator_data import ignore_warnings
+from support.estimator.estimators import BATCH, STRATEGIES, input_fn
+from support.processes.logical_devices import two_devices
+from support.processes.ranks import on_ranks
+from support.ps_job import on_job, served
+from support.training.models import ADAPTIVE, EXACT, difference, identical
 from tfdist import estimator
 
 pytestmark = ignore_warnings

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 
-import estimators
 import pytest
-from estimator_data import ignore_warnings
-from estimator_job import train_and_evaluate
-from models import ADAPTIVE
-from ps_job import served
-from rank_outcome import describe_all
-from ranks import start_ranks
-from test_estimator_jobs import run, summaries
 
+from parallel.estimator.estimator_job import train_and_evaluate
+from parallel.estimator.test_estimator_jobs import run, summaries
+from support.estimator import estimators
+from support.estimator.estimator_data import ignore_warnings
+from support.processes.rank_outcome import describe_all
+from support.processes.ranks import start_ranks
+from support.ps_job import served
+from support.training.models import ADAPTIVE
 from tfdist.config.cluster import Cluster
 from tfdist.estimator.training.model_dir import end_of_training
 

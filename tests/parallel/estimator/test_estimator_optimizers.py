@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from optimized_estimators import (
+
+import tfdist
+from parallel.estimator.optimized_estimators import (
     ADAPTIVE,
     BATCH,
     IDS,
@@ -19,9 +21,7 @@ from optimized_estimators import (
     train,
     train_like_alone,
 )
-from ps_job import on_job, served
-
-import tfdist
+from support.ps_job import on_job, served
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shutil
 
-import estimators
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimators import BATCH, STEPS, STRATEGIES, TOLERANCES, input_fn, same, saved
-from models import ADAPTIVE, identical
-from ps_job import on_job, served
-from ranks import on_ranks
 
+from support.estimator import estimators
+from support.estimator.estimators import BATCH, STEPS, STRATEGIES, TOLERANCES, input_fn, same, saved
+from support.processes.ranks import on_ranks
+from support.ps_job import on_job, served
+from support.training.models import ADAPTIVE, identical
 from tfdist import estimator
 
 MOVING = [f"batch_normalization/moving_{name}" for name in ("mean", "variance")]

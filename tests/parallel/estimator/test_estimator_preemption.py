@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 
-import estimators
 import pytest
-from estimators import STRATEGIES, input_fn, saved
-from ps_job import roles
-from ranks import start_ranks
+
+from support.estimator import estimators
+from support.estimator.estimators import STRATEGIES, input_fn, saved
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
 
 pytestmark = pytest.mark.timeout(240)
 

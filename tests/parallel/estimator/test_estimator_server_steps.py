@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimized_estimators import train
-from ps_job import on_job, served
 
 import tfdist
+from parallel.estimator.optimized_estimators import train
+from support.ps_job import on_job, served
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.timeout(120)

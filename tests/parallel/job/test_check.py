@@ -12,9 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from launching import PACKAGE
-from ranks import on_ranks, start_ranks
 
+from support.launching import PACKAGE
+from support.processes.ranks import on_ranks, start_ranks
 from tfdist.check import measure
 from tfdist.check.examine import examine
 from tfdist.config.cluster import Cluster

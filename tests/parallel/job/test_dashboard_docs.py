@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from example_runs import ROOT, shell
+
+from support.example_runs import ROOT, shell
 
 pytestmark = [
     pytest.mark.timeout(180),

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from warm_python import interpreter
 
 import tfdist
+from support.warm_python import interpreter
 from tfdist.launch.ports import free_ports
 
 PACKAGE = str(Path(tfdist.__file__).parents[1])

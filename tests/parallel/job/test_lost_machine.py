@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from known_gradient import ended_well, wait_until
-from ps_job import served
-from ranks import on_ranks, start_ranks
-from table_job import Tables
 
+from support.processes.ranks import on_ranks, start_ranks
+from support.ps_job import served
+from support.table_job import Tables
+from support.training.known_gradient import ended_well, wait_until
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings

@@ -6,9 +6,9 @@ import json
 import re
 
 import pytest
-from example_runs import ROOT, shell
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.example_runs import ROOT, shell
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.metrics.collector import describe

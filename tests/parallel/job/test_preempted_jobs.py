@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import Launcher
+
+from support.launching import Launcher
 
 pytestmark = [
     pytest.mark.timeout(240),

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import warm_python
-from launching import PACKAGE, Launched
 
+from support import warm_python
+from support.launching import PACKAGE, Launched
 from tfdist.launch.cli import main
 from tfdist.launch.ports import free_ports
 

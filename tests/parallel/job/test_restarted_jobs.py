@@ -7,8 +7,9 @@ import re
 import textwrap
 
 import pytest
-from launching import Launcher
-from warm_python import interpreter
+
+from support.launching import Launcher
+from support.warm_python import interpreter
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from example_runs import ROOT, alone, documented_command, tfdist_run, typed
+
+from support.example_runs import ROOT, alone, documented_command, tfdist_run, typed
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import models
 import pytest
-from models import ADAPTIVE, identical
-from ranks import on_ranks
+
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import ADAPTIVE, identical
 
 ROWS, STEPS = 64, 10
 

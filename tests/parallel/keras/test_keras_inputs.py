@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from models import classifier, examples, identical, train_like_one_process
-from more_models import WORDS, nested_dataset, nested_model, reader_of_words, words
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import classifier, examples, identical, train_like_one_process
+from support.training.more_models import WORDS, nested_dataset, nested_model, reader_of_words, words
 
 
 @pytest.mark.long("3-ranks", covered_by="the other cases")

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import keras
-import models
 import pytest
-from models import ADAPTIVE, EXACT, built_classifier, classifier, difference, examples, identical
-from more_models import (
+
+import tfdist
+from support.processes.ranks import on_ranks
+from support.tiers import chosen
+from support.training import models
+from support.training.models import (
+    ADAPTIVE,
+    EXACT,
+    built_classifier,
+    classifier,
+    difference,
+    examples,
+    identical,
+)
+from support.training.more_models import (
     CLIPPED,
     loss_scaled_classifier,
     overflow_on_one_of_two,
     train_embedding_like_one_process,
 )
-from ranks import on_ranks
-from tiers import chosen
-
-import tfdist
 
 STEPS = 20
 

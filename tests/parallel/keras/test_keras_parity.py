@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import keras
-import models
 import pytest
-from models import (
+
+import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import (
     ADAPTIVE,
     EXACT,
     built_classifier,
@@ -15,9 +18,6 @@ from models import (
     identical,
     normalized_classifier,
 )
-from ranks import on_ranks
-
-import tfdist
 
 STEPS = 20
 OPTIMIZERS = {

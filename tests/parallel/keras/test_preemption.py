@@ -10,9 +10,10 @@ import signal
 import time
 
 import pytest
-import tiers
-from ranks import start_ranks
-from self_signal import signal_self
+
+from support import tiers
+from support.processes.ranks import start_ranks
+from support.processes.self_signal import signal_self
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -6,14 +6,14 @@ import logging
 
 import keras
 import pytest
-import resuming
 import tensorflow as tf
 from keras.callbacks import BackupAndRestore, ModelCheckpoint
-from models import ADAPTIVE, EXACT, built_classifier, examples, identical
-from ranks import on_ranks
-from resuming import Follow, Interrupted
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import resuming
+from support.training.models import ADAPTIVE, EXACT, built_classifier, examples, identical
+from support.training.resuming import Follow, Interrupted
 
 # The step after the last backup, of those after every third step, before the interruption.
 _NEXT = {"endless_dataset": (1, 4), "dataset_longer_than_an_epoch": (1, 2)}

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras.callbacks import BackupAndRestore
-from ranks import on_ranks
-from resuming import Follow, Interrupted
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training.resuming import Follow, Interrupted
 from tfdist.keras.drawing import drawn, go_to
 
 ROWS, BATCH, EPOCHS = 40, 4, 3

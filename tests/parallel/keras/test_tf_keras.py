@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import models
 import pytest
-from models import ADAPTIVE, EXACT, classifier, identical
-from more_models import train_embedding_like_one_process
-from ranks import on_ranks
+
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import ADAPTIVE, EXACT, classifier, identical
+from support.training.more_models import train_embedding_like_one_process
 
 STEPS = 20
 

@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
-import searches
-from ps_job import on_job, served
-from ranks import on_ranks, start_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks, start_ranks
+from support.ps_job import on_job, served
+from support.training import searches
 from tfdist.errors import TfdistError
 
 pytest.importorskip("keras_tuner")

@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import identical
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training.models import identical
 from tfdist.compression import BF16, FP16, PowerSGD, TopK
 from tfdist.rules import DiLoCo, ModelAveraging
 

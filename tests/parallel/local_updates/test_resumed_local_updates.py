@@ -6,14 +6,14 @@ import contextlib
 import logging
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import EXACT, difference, identical
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import EXACT, difference, identical
 from tfdist.compression import PowerSGD, TopK
 from tfdist.rules import ADMM, BMUF, EASGD, DiLoCo, PostLocalSGD, StreamingDiLoCo
 

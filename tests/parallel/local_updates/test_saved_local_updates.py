@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import logging
 
-import models
 import numpy as np
 import pytest
-from models import EXACT, difference, identical
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import EXACT, difference, identical
 from tfdist.rules import ADMM, DiLoCo, StreamingDiLoCo
 
 RULES = {

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
 import pytest
-import quadratics
 import tensorflow as tf
-from models import EXACT, difference, identical
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models, quadratics
+from support.training.models import EXACT, difference, identical
 from tfdist.rules import DiLoCo, StreamingDiLoCo
 
 H, EPOCHS = 4, 2

@@ -8,10 +8,10 @@ import sys
 import time
 
 import pytest
-from launching import PACKAGE, Launched
-from trace_format import Timeline, end_of
-from warm_python import interpreter
 
+from support.launching import PACKAGE, Launched
+from support.trace_format import Timeline, end_of
+from support.warm_python import interpreter
 from tfdist.observe.timeline import parts
 
 pytestmark = pytest.mark.timeout(180)

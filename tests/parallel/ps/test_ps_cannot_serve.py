@@ -6,9 +6,9 @@ import socket
 import time
 
 import pytest
-from ps_job import roles
-from ranks import start_ranks
 
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.ps import server

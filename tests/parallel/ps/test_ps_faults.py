@@ -7,7 +7,10 @@ import time
 
 import keras
 import pytest
-from known_gradient import (
+
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.training.known_gradient import (
     checkpoint,
     ended_well,
     go_on,
@@ -17,9 +20,6 @@ from known_gradient import (
     wait_until,
     weight_after,
 )
-from ps_job import roles
-from ranks import start_ranks
-
 from tfdist.ps.checkpoint import snapshot
 
 pytestmark = pytest.mark.timeout(240)

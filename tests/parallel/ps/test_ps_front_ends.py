@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import custom_loop
 import keras
-import models
-import more_models
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from models import ADAPTIVE, EXACT, classifier, difference
-from ps_job import fit_dataset, meet, on_job, served, train_like_alone
-from test_ps_sync import agree
 
 import tfdist
+from parallel.ps.test_ps_sync import agree
+from support.ps_job import fit_dataset, meet, on_job, served, train_like_alone
+from support.training import custom_loop, models, more_models
+from support.training.models import ADAPTIVE, EXACT, classifier, difference
 
 STEPS = 20
 OPTIMIZERS = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import keras
 import pytest
-from models import classifier, difference, slots
-from ps_job import fit_dataset, on_job, served, train_like_alone
+
+from support.ps_job import fit_dataset, on_job, served, train_like_alone
+from support.training.models import classifier, difference, slots
 
 STEPS = 20
 optimizers = keras.optimizers

@@ -7,10 +7,10 @@ import signal
 import time
 
 import pytest
-import tiers
-from ps_job import roles
-from ranks import start_ranks
 
+from support import tiers
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
 from tfdist.ps.checkpoint import snapshot
 
 pytestmark = pytest.mark.timeout(240)

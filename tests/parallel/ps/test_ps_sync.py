@@ -5,16 +5,23 @@ from __future__ import annotations
 import time
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import ADAPTIVE, EXACT, classifier, examples, identical, normalized_classifier
-from more_models import CLIPPED
-from ps_job import fit_dataset, on_job, served, train_like_alone
-from tiers import chosen
 
 import tfdist
+from support.ps_job import fit_dataset, on_job, served, train_like_alone
+from support.tiers import chosen
+from support.training import models
+from support.training.models import (
+    ADAPTIVE,
+    EXACT,
+    classifier,
+    examples,
+    identical,
+    normalized_classifier,
+)
+from support.training.more_models import CLIPPED
 
 STEPS = 20
 OPTIMIZERS = {
@@ -190,7 +197,7 @@ def test_loss_scale(ctx):
     """An overflow in one worker's share leaves the step out in both."""
     if served():
         return None
-    from more_models import loss_scaled_classifier, overflow_on_one_of_two
+    from support.training.more_models import loss_scaled_classifier, overflow_on_one_of_two
 
     keras.mixed_precision.set_global_policy("mixed_float16")
     with tfdist.ParameterServerStrategy(mode="sync").scope():

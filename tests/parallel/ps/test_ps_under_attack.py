@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from attackers import check_under_attack
+
+from support.hostile.attackers import check_under_attack
 
 # It compiles the op library under sanitizers, and starts two jobs.
 pytestmark = pytest.mark.long(

@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
-import tiers
-from control_tasks import Background
 
+from support import tiers
+from support.elastic.control_tasks import Background
 from tfdist.control import messages
 from tfdist.control.client import UnreachableError
 from tfdist.control.held_calls import ClientContext

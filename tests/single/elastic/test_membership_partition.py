@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from control_tasks import Background
-from elastic_members import (
+
+from single.elastic.elastic_members import (
     Process,
     addresses,
     check,
@@ -18,7 +18,7 @@ from elastic_members import (
     summed,
     together,
 )
-
+from support.elastic.control_tasks import Background
 from tfdist.config.elastic import Elastic
 from tfdist.errors import RendezvousTimeoutError
 

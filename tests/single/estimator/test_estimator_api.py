@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
-from estimator_data import ignore_warnings, run_python
 
+from support.estimator.estimator_data import ignore_warnings, run_python
 from tfdist import estimator
 
 pytestmark = ignore_warnings

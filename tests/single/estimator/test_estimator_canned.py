@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimator_data import ROWS, features, ignore_warnings, input_fn, labels, predictions, values
 
+from support.estimator.estimator_data import (
+    ROWS,
+    features,
+    ignore_warnings,
+    input_fn,
+    labels,
+    predictions,
+    values,
+)
 from tfdist import estimator
 
 pytestmark = ignore_warnings

@@ -7,8 +7,14 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimator_data import features, ignore_warnings, input_fn, predictions, run_python
 
+from support.estimator.estimator_data import (
+    features,
+    ignore_warnings,
+    input_fn,
+    predictions,
+    run_python,
+)
 from tfdist import estimator
 
 pytestmark = ignore_warnings

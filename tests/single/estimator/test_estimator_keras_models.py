@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from estimator_data import features, ignore_warnings, input_fn, labels, predictions
 
+from support.estimator.estimator_data import (
+    features,
+    ignore_warnings,
+    input_fn,
+    labels,
+    predictions,
+)
 from tfdist import estimator
 from tfdist.estimator.keras3.models import to_tf_keras
 

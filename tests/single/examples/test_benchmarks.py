@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import PACKAGE
+
+from support.launching import PACKAGE
 
 ROOT = Path(__file__).parents[3]
 

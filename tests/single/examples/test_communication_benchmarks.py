@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import PACKAGE
-from tiers import rounds
+
+from support.launching import PACKAGE
+from support.tiers import rounds
 
 ROOT = Path(__file__).parents[3]
 NOT_PERMITTED = 77

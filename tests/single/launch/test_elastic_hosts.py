@@ -8,8 +8,9 @@ import sys
 import time
 
 import pytest
-from fake_ssh import make_fake_ssh
-from launching import PACKAGE, PRELUDE, Launched
+
+from single.launch.fake_ssh import make_fake_ssh
+from support.launching import PACKAGE, PRELUDE, Launched
 
 # The script is asked more often than in a real job.
 RUN = """

@@ -10,9 +10,9 @@ import time
 from unittest import mock
 
 import pytest
-from fake_ssh import make_fake_ssh
-from launching import Launcher, wait_until_gone, without_locks
 
+from single.launch.fake_ssh import make_fake_ssh
+from support.launching import Launcher, wait_until_gone, without_locks
 from tfdist._version import __version__
 from tfdist.launch.guarded import guarded
 from tfdist.launch.hosts import agent as host_agent

@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from live_states import state, telling
 
+from single.live.live_states import state, telling
 from tfdist.control.signing import dashboard_token, metrics_token
 from tfdist.launch.cli import main
 from tfdist.live import dashboard

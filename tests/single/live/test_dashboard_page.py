@@ -14,8 +14,8 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from live_states import serving, state
 
+from single.live.live_states import serving, state
 from tfdist.live.dashboard import Dashboard, JobView
 from tfdist.live.sampler import Sampler
 from tfdist.live.targets import Targets

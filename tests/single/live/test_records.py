@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from live_states import state
 
+from single.live.live_states import state
 from tfdist.live.records import Answer, State, activity
 
 EVENT = {

@@ -10,8 +10,8 @@ import threading
 import time
 
 import pytest
-from live_states import serving, state, telling
 
+from single.live.live_states import serving, state, telling
 from tfdist.config.cluster import Cluster
 from tfdist.config.job_file import JobFile
 from tfdist.control.signing import metrics_token

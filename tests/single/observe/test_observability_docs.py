@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import PACKAGE, Launched
-from warm_python import interpreter
+
+from support.launching import PACKAGE, Launched
+from support.warm_python import interpreter
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/observability.md").read_text()
