@@ -1,7 +1,8 @@
-"""Which package is under test, and where the modules that tests share are found.
+"""Which package is under test, and what all tests begin and end with.
 
 Run from the project's root, the tests use the package of this tree. Run from any other directory
-they use the installed one, if there is one: that is how a wheel is tested.
+they use the installed one, if there is one: that is how a wheel is tested. The folders beside this
+file are the tests' own packages: pytest puts this folder, not its parent, on the path.
 """
 
 from __future__ import annotations
@@ -18,14 +19,6 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 
-_SUPPORT = [
-    TESTS / "support",
-    *(
-        TESTS / "support" / name
-        for name in ("elastic", "estimator", "hostile", "processes", "script_faults", "training")
-    ),
-]
-sys.path[:0] = [str(folder) for folder in _SUPPORT if str(folder) not in sys.path]
 if Path.cwd() == ROOT or importlib.util.find_spec("tfdist") is None:
     sys.path.insert(0, str(ROOT))
 
@@ -34,8 +27,8 @@ if Path.cwd() == ROOT or importlib.util.find_spec("tfdist") is None:
 def close_servers_and_clients() -> Iterator[None]:
     """Closes what `table_job` has opened for a test: a process has few descriptors."""
     yield
-    if "table_job" in sys.modules:
-        sys.modules["table_job"].OPEN.close()
+    if table_job := sys.modules.get("support.table_job"):
+        table_job.OPEN.close()
 
 
 @pytest.fixture(autouse=True)
@@ -69,13 +62,26 @@ def pytest_report_header() -> str:
     return f"tfdist under test: {found.origin if found else 'none'}"
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Fails a file with a mark that holds for none of its cases."""
+    from support.long_cases import Case, marks_without_cases
+
+    report = (yield).get_result()
+    if isinstance(collector, pytest.Module) and report.passed:
+        cases = [Case.of(item) for item in report.result if isinstance(item, pytest.Item)]
+        if wrong := list(marks_without_cases(cases)):
+            report.outcome, report.longrepr, report.result = "failed", "\n".join(wrong), []
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is long, but for tests that are asked for by their ids."""
-    from tiers import LONG, is_long
+    """Deselects long cases, except tests that are asked for by their ids."""
+    from support.long_cases import Case
+    from support.tiers import LONG
 
     if not LONG and not any("::" in argument for argument in config.args):
-        config.hook.pytest_deselected(items=[item for item in items if is_long(item.nodeid)])
-        items[:] = [item for item in items if not is_long(item.nodeid)]
+        config.hook.pytest_deselected(items=[item for item in items if Case.of(item).is_long])
+        items[:] = [item for item in items if not Case.of(item).is_long]
 
 
 def pytest_collection_finish() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
-from garbage import collect_garbage
-from replicas import make_strategy
+
+from devices.replicas import make_strategy
+from support.garbage import collect_garbage
 
 __all__ = ["collect_garbage"]
 

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from replicas import make_strategy
 
+from devices.replicas import make_strategy
 from tfdist.strategies._variables.central_variable import CentralVariable
 
 Aggregation = tf.VariableAggregation

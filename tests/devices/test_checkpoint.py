@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 from keras.callbacks import BackupAndRestore, ModelCheckpoint
-from models import EXACT, classifier, difference, slots
-from replicas import make_strategy
+
+from devices.replicas import make_strategy
+from support.training import models
+from support.training.models import EXACT, classifier, difference, slots
 
 STEPS, BATCH = 4, 32
 # Every change from one kind to another is a step of this path.
@@ -107,6 +108,7 @@ def _by_model_file(before: Training, after: Training, directory: Path) -> None:
         after.model = keras.models.load_model(directory / "model.keras")
 
 
+@pytest.mark.long("model_file", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("carry", "options", "path"),
     [
@@ -177,6 +179,7 @@ class _InterruptAfter(keras.callbacks.Callback):
             raise Interrupted
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_callbacks_check_point_and_resume_an_interrupted_training(tmp_path, kind):
     data = models.dataset(STEPS * BATCH, BATCH)
     reference = Training(kind, 0)

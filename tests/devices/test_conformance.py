@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from replicas import DEVICES, make_strategy
 from tensorflow.python.distribute import strategy_test_lib as upstream
 
 import tfdist
+from devices.replicas import DEVICES, make_strategy
 
 STRATEGIES = {
     "mirrored": lambda: make_strategy("mirrored", 2),

@@ -7,8 +7,12 @@ import re
 import subprocess
 from pathlib import Path
 
-from launching import PACKAGE
-from warm_python import interpreter
+import pytest
+
+from support.launching import PACKAGE
+from support.warm_python import interpreter
+
+pytestmark = pytest.mark.long(covered_by="devices/test_parity.py, devices/test_memory.py")
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,9 +7,9 @@ import copy
 import numpy as np
 import pytest
 import tensorflow as tf
-from replicas import DEVICES, make_strategy
 
 import tfdist
+from devices.replicas import DEVICES, make_strategy
 
 PAIR = ["CPU:0", "CPU:1"]
 BAD_LISTS = {

@@ -7,12 +7,12 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimator_data import ROWS, ignore_warnings, input_fn, values
-from estimator_models import head_model_fn, make_estimator, sequential
-from models import ADAPTIVE, EXACT
-from replicas import make_strategy
 
 import tfdist
+from devices.replicas import make_strategy
+from support.estimator.estimator_data import ROWS, ignore_warnings, input_fn, values
+from support.estimator.estimator_models import head_model_fn, make_estimator, sequential
+from support.training.models import ADAPTIVE, EXACT
 from tfdist import estimator
 
 pytestmark = ignore_warnings
@@ -71,6 +71,15 @@ def with_head(optimizer):
 MODELS = {"canned": canned, "own": own, "head": with_head}
 
 
+@pytest.mark.long(
+    "canned-*",
+    covered_by="parallel/estimator/test_estimator_parity.py::test_canned_with_all_reduce",
+)
+# Adam has slots.
+@pytest.mark.long("own-sgd-*", "head-sgd-*", covered_by="the other cases")
+@pytest.mark.long(
+    "own-adam-one", "head-adam-one", "head-adam-central", covered_by="the other cases"
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
@@ -146,6 +155,7 @@ def test_moving_statistics(kind, tmp_path):
         np.testing.assert_allclose(found, start * 0.75 + expected * 0.25, atol=1e-5)
 
 
+@pytest.mark.long("one", "central", covered_by="the other cases")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_keras_model(kind, tmp_path):
     """It starts with the model's weights, and trains as without a strategy."""
@@ -176,6 +186,7 @@ def test_a_keras_model(kind, tmp_path):
         np.testing.assert_allclose(found[1][name], value, rtol=0, atol=EXACT, err_msg=name)
 
 
+@pytest.mark.long("one", "central", covered_by="the other cases")
 @pytest.mark.parametrize("kind", KINDS)
 def test_warm_start(kind, tmp_path):
     first = canned("SGD")(tmp_path / "first", None)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import estimators
 import pytest
-from estimator_data import ignore_warnings
-from replicas import make_strategy
 
+from devices.replicas import make_strategy
+from support.estimator import estimators
+from support.estimator.estimator_data import ignore_warnings
 from tfdist import estimator
 
 pytestmark = ignore_warnings
 FIRST, LAST = 3, 5
 
 
+@pytest.mark.long(
+    usual="mirrored-objects", covered_by="the other cases, devices/test_estimator_strategies.py"
+)
 @pytest.mark.parametrize("model", ["keras", "objects"])
 @pytest.mark.parametrize("kind", ["mirrored", "central", "none"])
 def test_goes_on(kind, model, tmp_path):

@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from models import EXACT, classifier, difference
-from replicas import make_strategy
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+from devices.replicas import make_strategy
+from support.training import models
+from support.training.models import EXACT, classifier, difference
 
 KINDS = ("mirrored", "central")
 FORMS = ("export", "tf_keras_export", "saved_model", "concrete", "module", "keras_file")

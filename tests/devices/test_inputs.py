@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import EXACT, classifier, difference, examples, train_like_no_strategy
-from more_models import LOSS, nested_dataset, nested_model, reader_of_words, words
-from replicas import make_strategy
 
 import tfdist
+from devices.replicas import make_strategy
+from support.training import models
+from support.training.models import EXACT, classifier, difference, examples, train_like_no_strategy
+from support.training.more_models import LOSS, nested_dataset, nested_model, reader_of_words, words
+
+# Both strategies read with the same code.
+pytestmark = pytest.mark.long("central*", covered_by="the other cases")
 
 
 def _fit(data, **options):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
-from replicas import make_strategy
 
 import tfdist
+from devices.replicas import make_strategy
 
 v1 = tf.compat.v1
 

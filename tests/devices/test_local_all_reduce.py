@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import built_classifier
-from replicas import make_strategy
 
 import tfdist
+from devices.replicas import make_strategy
+from support.training.models import built_classifier
 from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce
 
 FLOATS = [tf.float16, tf.bfloat16, tf.float32, tf.float64]

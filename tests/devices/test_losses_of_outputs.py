@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import output_losses
 import pytest
-from replicas import make_strategy
+
+from devices.replicas import make_strategy
+from support.training import output_losses
 
 
 @pytest.mark.parametrize("losses", output_losses.LOSSES)

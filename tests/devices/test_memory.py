@@ -9,12 +9,13 @@ import subprocess
 import sys
 
 import keras
-import models
 import pytest
-from launching import PACKAGE
-from models import classifier
-from replicas import DEVICES, make_strategy
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from devices.replicas import DEVICES, make_strategy
+from support.launching import PACKAGE
+from support.training import models
+from support.training.models import classifier
 
 # Copies of each variable with four replicas.
 COPIES = {"none": 1, "central": 1, "mirrored": DEVICES}
@@ -90,6 +91,12 @@ def grown() -> dict[str, float]:
     return json.loads(measured.stdout.splitlines()[-1])
 
 
+@pytest.mark.long(
+    covered_by=(
+        "test_what_replicas_share_exists_once_in_central_storage, "
+        "test_no_variable_is_made_besides_those"
+    )
+)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", COPIES)
 def test_the_memory_in_use_is_that_of_the_copies(grown, name):

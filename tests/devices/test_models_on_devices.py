@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import parity_models
 import pytest
-from parity_models import CASES
-from replicas import make_strategy
 
 import tfdist
+from devices.replicas import make_strategy
+from support.training import parity_models
+from support.training.parity_models import CASES
 
 STRATEGIES = {
     "OneDeviceStrategy": lambda: tfdist.OneDeviceStrategy("CPU:1"),
@@ -16,6 +16,20 @@ STRATEGIES = {
 }
 
 
+# One device acts as no strategy; both strategies of several devices reduce with the same code.
+@pytest.mark.long(
+    "OneDeviceStrategy-*",
+    "CentralStorageStrategy-*",
+    usual=("*-GAN", "*-synchronized BatchNormalization"),
+    covered_by="the other cases",
+)
+@pytest.mark.long(
+    "MirroredStrategy-GRU",
+    "MirroredStrategy-VAE",
+    "MirroredStrategy-WGAN-GP",
+    "MirroredStrategy-two views",
+    covered_by="the other cases",
+)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_parity(strategy, name):

@@ -10,6 +10,9 @@ pytest.importorskip("tf_keras")
 import keras
 import tf_keras
 
+# Both strategies share the code.
+pytestmark = pytest.mark.long("central-*", covered_by="the other cases")
+
 X = np.linspace(-1, 1, 27, dtype="float32").reshape(9, 3)
 Y = X.sum(axis=1, keepdims=True)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import built_classifier
+
+from support.training import models
+from support.training.models import built_classifier
 
 # What a callback does with `x`; each has the result that it has without a strategy.
 READS = {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
 import pytest
-from models import (
+
+from devices.replicas import make_strategy
+from support.training import models
+from support.training.models import (
     ADAPTIVE,
     EXACT,
     built_classifier,
@@ -15,14 +17,13 @@ from models import (
     examples,
     train_like_no_strategy,
 )
-from more_models import (
+from support.training.more_models import (
     CLIPPED,
     embedding,
     ids_and_labels,
     loss_scaled_classifier,
     overflow_on_one_of_two,
 )
-from replicas import make_strategy
 
 STEPS = 12
 SGD, Adam, LossScale = (
@@ -47,16 +48,19 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.long("central-*", "mirrored-both", "mirrored-loss_scale", covered_by="the other cases")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_step(kind, name):
     train_like_no_strategy(make_strategy(kind, 3), lambda: classifier(OPTIMIZERS[name]()), _fit)
 
 
+@pytest.mark.long(usual="mirrored-options0", covered_by="the other cases")
 @pytest.mark.parametrize("options", [{"steps_per_execution": 4}, {"run_eagerly": True}])
 def test_branching_optimizer_in_other_kinds_of_steps(strategy, options):
     train_like_no_strategy(strategy, lambda: classifier(OPTIMIZERS["both"](), **options), _fit)
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_accumulators_hold_all_replicas_gradients(strategy):
     """After the first of two steps: zero weights, so the gradient has a closed form."""
     with strategy.scope():
@@ -75,6 +79,9 @@ def test_accumulators_hold_all_replicas_gradients(strategy):
     np.testing.assert_allclose(model.get_weights()[0], [[15.0]], rtol=1e-6)
 
 
+@pytest.mark.long(
+    "central-*", "mirrored-clipnorm", "mirrored-clipvalue", covered_by="the other cases"
+)
 @pytest.mark.parametrize("name", CLIPPED)
 def test_clipping(kind, name):
     """The sum is clipped, as one process with the whole batch does."""
@@ -82,6 +89,7 @@ def test_clipping(kind, name):
     train_like_no_strategy(make_strategy(kind, 3), build, _fit, ADAPTIVE)
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_clipping_by_replica(kind):
     """Keras by itself clips each replica's gradients before the sum."""
     strategy = make_strategy(kind, 2, clip="replica")
@@ -101,6 +109,7 @@ def test_clipping_by_replica(kind):
     assert difference(model.get_weights(), alone.get_weights()) <= ADAPTIVE
 
 
+@pytest.mark.long(usual="mirrored-adam", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("optimizer", "tolerance"), [(SGD, EXACT), (Adam, ADAPTIVE)], ids=["sgd", "adam"]
 )
@@ -128,6 +137,7 @@ def mixed_float16():
     keras.mixed_precision.set_global_policy(before)
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_loss_scale_with_mixed_float16(strategy, mixed_float16):
     """keras-team/keras#18666."""
     with strategy.scope():

@@ -7,9 +7,10 @@ import contextlib
 import keras
 import numpy as np
 import pytest
-import scope_cases
-from models import ADAPTIVE, difference
-from replicas import make_strategy
+
+from devices.replicas import make_strategy
+from support.training import scope_cases
+from support.training.models import ADAPTIVE, difference
 
 
 @pytest.mark.parametrize("case", scope_cases.TRAINED)

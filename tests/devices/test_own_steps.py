@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import keras
-import own_steps
 import pytest
 import tensorflow as tf
-from models import ADAPTIVE, difference
-from replicas import make_strategy
+
+from devices.replicas import make_strategy
+from support.training import own_steps
+from support.training.models import ADAPTIVE, difference
 
 
+@pytest.mark.long("central-*", usual="central-ragged *", covered_by="the other cases")
 @pytest.mark.parametrize("name", own_steps.PROGRAMS)
 @pytest.mark.parametrize("kind", ["mirrored", "central"])
 def test_program(kind, name):

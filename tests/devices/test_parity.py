@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import custom_loop
 import keras
-import models
 import pytest
 import tensorflow as tf
 import tf_keras
-from models import (
+
+from devices.replicas import make_strategy
+from support.training import custom_loop, models
+from support.training.models import (
     ADAPTIVE,
     EXACT,
     built_classifier,
@@ -18,7 +19,6 @@ from models import (
     normalized_classifier,
     train_like_no_strategy,
 )
-from replicas import make_strategy
 
 STEPS = 20
 BATCH = 48  # divides by 2, 3 and 4
@@ -29,6 +29,15 @@ OPTIMIZERS = {
 }
 
 
+# Two devices for each optimizer, and four for Adam.
+@pytest.mark.long(
+    "*-3",
+    "*-sgd-4",
+    "*-momentum-2",
+    "central-sgd-2",
+    "central-adam-4",
+    covered_by="the other cases",
+)
 @pytest.mark.parametrize(
     ("optimizer", "replicas"),
     [("sgd", 2), ("sgd", 3), ("sgd", 4), ("momentum", 2), ("adam", 2), ("adam", 3), ("adam", 4)],
@@ -44,6 +53,7 @@ def test_fit(kind, optimizer, replicas):
     assert model.optimizer.iterations.numpy() == STEPS
 
 
+@pytest.mark.long(usual="mirrored-3", covered_by="the other cases")
 @pytest.mark.parametrize("replicas", [2, 3, 4])
 def test_evaluate_and_predict(kind, replicas):
     """200 and 101 rows divide neither by the batch nor by the replicas."""
@@ -57,6 +67,7 @@ def test_evaluate_and_predict(kind, replicas):
     assert difference([predicted], [alone.predict(examples(101)[0], verbose=0)]) <= 1e-6
 
 
+@pytest.mark.long(usual="mirrored-adam", covered_by="the other cases")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_tf_keras(strategy, optimizer):
     name, options, tolerance = OPTIMIZERS[optimizer]
@@ -71,6 +82,7 @@ def test_tf_keras(strategy, optimizer):
     assert difference([predicted], [model(examples(101)[0])]) <= 1e-6
 
 
+@pytest.mark.long("central-*", covered_by="the other cases")
 @pytest.mark.parametrize("rows", [BATCH * 6, BATCH * 6 + 1], ids=["even", "one_replica_empty"])
 def test_batch_normalization_is_by_replica(strategy, rows):
     """Each replica normalizes its own share; the moving statistics are the replicas' mean."""
@@ -86,6 +98,7 @@ def test_batch_normalization_is_by_replica(strategy, rows):
     assert difference(models.slots(model), models.slots(alone)) <= EXACT
 
 
+@pytest.mark.long(usual="mirrored-mostly_empty", covered_by="the other cases")
 @pytest.mark.parametrize("rows", [BATCH * 3 + 37, BATCH * 3 + 1], ids=["uneven", "mostly_empty"])
 def test_last_batch(kind, rows):
     """A partial batch is split 13 + 13 + 11, or 1 + 0 + 0: all rows have the same weight."""
@@ -110,6 +123,7 @@ def test_last_batch(kind, rows):
     assert difference([predicted], [alone.predict(features, verbose=0)]) <= 1e-6
 
 
+@pytest.mark.long("*-sgd", "*-momentum", covered_by="the other cases")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_custom_loop(strategy, optimizer):
     name, options, tolerance = OPTIMIZERS[optimizer]

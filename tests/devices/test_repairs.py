@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 
 import keras
-import keras_repairs
-import models
 import numpy as np
 import pytest
-import scope_cases
 import tensorflow as tf
 from keras.src.optimizers import base_optimizer
-from models import built_classifier, difference
 from tensorflow.python.distribute.input_lib import DistributedDataset
+
+from support.training import keras_repairs, models, scope_cases
+from support.training.models import built_classifier, difference
 
 
 @pytest.fixture
@@ -33,6 +32,7 @@ def _model(strategy, **options):
     return model
 
 
+@pytest.mark.long("central-*", covered_by="the other cases")
 @pytest.mark.parametrize(
     "options",
     [{"gradient_accumulation_steps": 2}, {"use_ema": True, "ema_overwrite_frequency": 2}],
@@ -57,6 +57,7 @@ def test_accumulators_lose_gradients(strategy, undo):
     assert difference(fit(), expected) > 1e-3
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_a_replica_without_rows_logs_nan(strategy, undo):
     def fit():
         with strategy.scope():
@@ -100,11 +101,13 @@ def _step_of_an_optimizer_made_outside(strategy):
     return optimizer
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_an_optimizer_built_outside_the_scope_counts_every_replica(strategy, undo):
     undo("refuse_variables_of_no_strategy")
     assert _step_of_an_optimizer_made_outside(strategy).iterations.numpy() == 2
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_an_optimizer_built_outside_the_scope_is_refused(strategy):
     with pytest.raises(ValueError, match="optimizer 'adam.*' was made outside its scope"):
         _step_of_an_optimizer_made_outside(strategy)
@@ -162,15 +165,18 @@ def _changed_by_fit(strategy) -> float:
     return difference([data.rows], [before])
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_arrays_that_python_yields_are_left_alone(strategy):
     assert _changed_by_fit(strategy) == 0
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_arrays_that_python_yields_are_overwritten(strategy, undo):
     undo("copy_what_python_yields")
     assert _changed_by_fit(strategy) > 0
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_predict_on_batch_returns_every_row_once(strategy, undo):
     model = _model(strategy)
     features, _ = models.examples(7)
@@ -180,6 +186,7 @@ def test_predict_on_batch_returns_every_row_once(strategy, undo):
     assert model.predict_on_batch(features).shape == (14, models.CLASSES)
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_logs_of_a_batch_are_means_of_metrics(strategy, undo):
     undo("log_metrics_of_all_replicas")
     seen = []
@@ -207,6 +214,7 @@ def _openings(strategy, monkeypatch, data, **options) -> int:
     return len(opened)
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_arrays_are_opened_once_an_epoch(strategy, undo, monkeypatch):
     arrays = models.examples(64)
     assert _openings(strategy, monkeypatch, arrays, batch_size=32) == 3

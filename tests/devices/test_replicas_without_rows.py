@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-import parity_models
 import pytest
 import tensorflow as tf
-from layer_cases import CASES
-from replicas import make_strategy
-from tiers import LONG, chosen
+
+from devices.replicas import make_strategy
+from support.tiers import LONG, chosen
+from support.training import parity_models
+from support.training.layer_cases import CASES
 
 # Kernels that fail on empty batches, or give gradients of memory that nothing has written.
 FEW = ("DepthwiseConv2D", "SeparableConv1D", "pooled mask", "BatchNormalization")
@@ -72,6 +73,7 @@ def _like_one_process(strategy, build, run, tolerance=3e-6):
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.long("central-*-eager", covered_by="the other cases")
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_fit_evaluate_and_predict(strategy, library, eager):
@@ -128,6 +130,7 @@ def test_an_autoencoder_with_its_own_step(strategy):
     _like_one_process(strategy, build, run)
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_a_text_model_with_masks_and_two_inputs(strategy):
     words = np.random.default_rng(1).integers(1, 9, (49, 6)).astype("int32")
     words[::2, 3:] = 0

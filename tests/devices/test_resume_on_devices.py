@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import keras
 import pytest
-import resuming
 from keras.callbacks import BackupAndRestore
-from models import built_classifier
 
 import tfdist
+from support.training import resuming
+from support.training.models import built_classifier
 
 
 # Keras says so at the end of data whose size it does not know.
+@pytest.mark.long("central-*", "mirrored-dataset_of_unknown_size", covered_by="the other cases")
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("data", ["arrays", "dataset", "dataset_of_unknown_size"])
 def test_goes_on(strategy, tmp_path, data):

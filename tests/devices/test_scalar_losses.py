@@ -8,12 +8,13 @@ import logging
 import keras
 import numpy as np
 import pytest
-import scalar_losses
 import tensorflow as tf
 import tf_keras
-from replicas import make_strategy
-from scalar_losses import LOSSES, trained
-from tiers import chosen
+
+from devices.replicas import make_strategy
+from support.tiers import chosen
+from support.training import scalar_losses
+from support.training.scalar_losses import LOSSES, trained
 
 alone = functools.cache(functools.partial(trained, strategy=None))
 

@@ -40,6 +40,7 @@ def model(library, strategy, **options):
     return found
 
 
+@pytest.mark.long("central-*", "*-graph-tf_keras", "*-eager-tf_keras", covered_by="the other cases")
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 @pytest.mark.parametrize(
     "options",
@@ -107,6 +108,7 @@ def test_compiled_within_the_run():
     assert float(weight.numpy()) == -0.5
 
 
+@pytest.mark.long("central-*", covered_by="the other cases")
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
 def test_custom_loop(strategy, graph):
     with strategy.scope():

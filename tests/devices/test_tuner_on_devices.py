@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import keras
 import pytest
-import searches
-from replicas import make_strategy
+
+from devices.replicas import make_strategy
+from support.training import searches
 
 pytest.importorskip("keras_tuner")
 
@@ -23,6 +24,7 @@ def search(folder, strategy=None):
     return searches.results(tuner), [w.tolist() for w in best.get_weights()]
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 @pytest.mark.parametrize("kind", ["mirrored", "central"])
 def test_a_search_is_that_of_one_device(kind, tmp_path):
     alone = search(tmp_path / "alone")

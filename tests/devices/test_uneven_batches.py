@@ -5,21 +5,24 @@ from __future__ import annotations
 import logging
 
 import keras
-import models
-import parity_models
 import pytest
 import tensorflow as tf
 import tf_keras
-from models import EXACT, classifier, train_like_no_strategy
-from replicas import make_strategy
-from uneven_models import CASES, WAYS
 
+from devices.replicas import make_strategy
+from support.training import models, parity_models
+from support.training.models import EXACT, classifier, train_like_no_strategy
+from support.training.uneven_models import CASES, WAYS
 from tfdist.keras.hooks import row_weights
 
 # Shares of 4 and 3 rows; of 3, 3 and 1.
 STRATEGIES = {"central": 2, "mirrored": 3}
 
 
+@pytest.mark.long(
+    usual=("mirrored-mask", "mirrored-two outputs", "mirrored-a train_step"),
+    covered_by="the other cases, parallel/keras/test_uneven_workers.py",
+)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_loss(kind, name):
@@ -27,12 +30,14 @@ def test_loss(kind, name):
     parity_models.assert_like_alone(kind, name, CASES[name], found)
 
 
+@pytest.mark.long("scaled", "eagerly", "mask, eagerly", covered_by="the other cases")
 @pytest.mark.parametrize("name", WAYS)
 def test_way(name):
     found = parity_models.train(WAYS[name], make_strategy("mirrored", 3))
     parity_models.assert_like_alone("mirrored", name, WAYS[name], found)
 
 
+@pytest.mark.long("rows", covered_by="the other cases")
 @pytest.mark.parametrize("masked", [False, True], ids=["rows", "mask"])
 def test_tf_keras(masked):
     """The last batch has one row; of the others replicas have 3, 3 and 1."""
@@ -62,6 +67,7 @@ def test_tf_keras(masked):
     )
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_even_data_and_then_uneven(strategy):
     """Batches that are sure to divide need no exchange; other data needs another step function."""
     even = tf.data.Dataset.from_tensor_slices(models.examples(64)).batch(8, drop_remainder=True)
@@ -78,6 +84,7 @@ def test_even_data_and_then_uneven(strategy):
     assert len(set(made)) == len(made) == 3
 
 
+@pytest.mark.long("central", covered_by="the other cases")
 def test_train_on_batch(strategy):
     """Every replica trains on the whole batch."""
     features, labels = models.examples(5)
@@ -114,6 +121,7 @@ class Reducer(keras.Model):
         return tf.cond(tf.shape(y)[0] < 100, loss, loss)
 
 
+@pytest.mark.long("central-*", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("how", "message"),
     [("function", "all replicas weigh the same"), ("branch", "Replicas weigh by their rows")],

@@ -13,8 +13,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from tiers import rounds
 
+from support.tiers import rounds
 from tfdist import atomic_files
 from tfdist.atomic_files import Term
 

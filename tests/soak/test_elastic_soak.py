@@ -13,8 +13,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from elastic_faults import Course, Fault, Faults, check, running, undisturbed
-from elastic_training import STEPS, VALIDATION_STEPS, Fit, SelfFault
+
+from support.elastic.elastic_faults import Course, Fault, Faults, check, running, undisturbed
+from support.elastic.elastic_training import STEPS, VALIDATION_STEPS, Fit, SelfFault
 
 FITS = {
     "dataset": Fit(validates=True, saves=True),

@@ -10,7 +10,8 @@ allow.
 from __future__ import annotations
 
 import pytest
-from attackers import check_under_attack
+
+from support.hostile.attackers import check_under_attack
 
 
 @pytest.mark.timeout(3600)

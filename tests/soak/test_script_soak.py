@@ -11,10 +11,11 @@ import time
 from collections import Counter
 
 import pytest
-from script_course import NAMES, run, run_alone
-from script_drawing import drawn
-from script_results import differences
-from warm_python import interpreter
+
+from support.script_faults.script_course import NAMES, run, run_alone
+from support.script_faults.script_drawing import drawn
+from support.script_faults.script_results import differences
+from support.warm_python import interpreter
 
 FAULTS = 20
 # Seconds after which no more courses of a script begin.

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import PACKAGE
+
+from support.launching import PACKAGE
 
 MEMORY = Path(__file__).parents[2] / "benchmarks/memory.py"
 

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from launching import PACKAGE
-from warm_python import interpreter
+from support.launching import PACKAGE
+from support.warm_python import interpreter
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import models
-from models import difference, slots
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import difference, slots
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.ps.server import ServerTask

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import ledger
 import tensorflow as tf
-from ps_job import served
 
 import tfdist
+from support import ledger
+from support.ps_job import served
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages, observer
 from tfdist.control.client import UnreachableError

@@ -30,8 +30,8 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from rank_process import end_with_parent
-from ranks import fork_server
+from support.processes.rank_process import end_with_parent
+from support.processes.ranks import fork_server
 
 _CLIENT = Path(__file__).with_name("warm_client.py")
 _FLAGS = {"-u", "-I", "-S", "-E", "-B"}

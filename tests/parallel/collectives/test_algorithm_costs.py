@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import tensorflow as tf
-from ranks import on_ranks
 
+from support.processes.ranks import on_ranks
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.job import process

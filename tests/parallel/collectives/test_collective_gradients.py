@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import pytest
 import tensorflow as tf
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
 from tfdist import ops
 
 
@@ -233,6 +234,7 @@ def gradients_through_loops_and_branches(ctx) -> None:
             np.testing.assert_allclose(step(x), expected, rtol=1e-12)
 
 
+@pytest.mark.long("3-ranks", covered_by="the other cases")
 @on_ranks(2, 3)
 def test_gradients_of_every_collective(ctx):
     tfdist.init()

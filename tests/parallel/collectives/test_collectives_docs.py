@@ -5,9 +5,15 @@ from __future__ import annotations
 import re
 
 import pytest
-from example_runs import ROOT, tfdist_run
 
-pytestmark = pytest.mark.timeout(180)
+from support.example_runs import ROOT, tfdist_run
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.long(
+        covered_by="parallel/collectives/test_collectives.py, parallel/collectives/test_objects.py"
+    ),
+]
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/collectives.md").read_text(), re.DOTALL)
 
 

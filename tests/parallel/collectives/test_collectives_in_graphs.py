@@ -7,9 +7,9 @@ from unittest import mock
 import keras
 import numpy as np
 import tensorflow as tf
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
 from tfdist import ops
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import identical
-from ranks import on_ranks
 
+from support.processes.ranks import on_ranks
+from support.training.models import identical
 from tfdist import ops
 from tfdist.compression import BF16, FP16, OneBit, PowerSGD, TopK, compressor
 from tfdist.config.cluster import Cluster
@@ -25,6 +25,7 @@ def gradient(rank: int, step: int, *shape: int) -> np.ndarray:
     return np.random.default_rng([rank, step]).normal(size=shape).astype("float32")
 
 
+@pytest.mark.long("3-ranks", covered_by="the other cases")
 @on_ranks(2, 3, check=identical)
 def test_16_bits(ctx):
     comm = join()

@@ -7,9 +7,9 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
-from ranks import on_ranks, start_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks, start_ranks
 from tfdist import ops
 
 

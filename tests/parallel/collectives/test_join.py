@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
 from tfdist import ops
 
 

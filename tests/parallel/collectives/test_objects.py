@@ -7,9 +7,9 @@ import pickle
 import numpy as np
 import pytest
 import tensorflow as tf
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
 from tfdist import ops
 
 

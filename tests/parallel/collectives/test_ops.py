@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from ranks import on_ranks
 
+from support.processes.ranks import on_ranks
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.job import process

@@ -10,10 +10,10 @@ import random
 
 import numpy as np
 import tensorflow as tf
-from ranks import on_ranks
-from tiers import rounds
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.tiers import rounds
 from tfdist import ops
 
 COUNT = rounds(300, long=2000)

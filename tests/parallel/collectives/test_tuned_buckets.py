@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.job import process
@@ -93,6 +93,12 @@ def test_the_sums_have_the_same_bits_at_every_size(ctx):
     return digests
 
 
+@pytest.mark.long(
+    covered_by=(
+        "test_the_sums_have_the_same_bits_at_every_size, "
+        "test_a_step_that_fails_ends_blocks_that_wait"
+    )
+)
 @on_ranks(2, check=_same)
 def test_fit_ends_with_the_weights_of_a_fixed_size(ctx):
     _make_small()

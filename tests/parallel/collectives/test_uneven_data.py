@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import keras
-import models
 import tensorflow as tf
-from models import EXACT, identical
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import EXACT, identical
 
 
 @on_ranks(3, check=identical)

@@ -10,10 +10,10 @@ import subprocess
 import textwrap
 
 import pytest
-from example_runs import ROOT, documented_command, tfdist_run, typed
-from launching import PACKAGE
-from warm_python import interpreter
 
+from support.example_runs import ROOT, documented_command, tfdist_run, typed
+from support.launching import PACKAGE
+from support.warm_python import interpreter
 from tfdist.config.cluster import Cluster
 from tfdist.launch.ports import free_ports
 
@@ -72,6 +72,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.long(covered_by="test_a_killed_data_worker_takes_only_what_it_held_with_it")
 def test_under_a_synchronous_strategy_each_row_comes_once_in_an_epoch(run):
     told = run(
         """
@@ -102,6 +103,7 @@ def test_under_a_synchronous_strategy_each_row_comes_once_in_an_epoch(run):
     assert first["visits"] == second["visits"] == [5.0]
 
 
+@pytest.mark.long(covered_by="test_a_killed_data_worker_takes_only_what_it_held_with_it")
 def test_tf_keras(run):
     told = run(
         """
@@ -116,6 +118,7 @@ def test_tf_keras(run):
     assert told["worker 0"]["visits"] == told["worker 1"]["visits"] == [5.0]
 
 
+@pytest.mark.long(covered_by="test_a_killed_data_worker_takes_only_what_it_held_with_it")
 def test_workers_of_parameter_servers_take_what_is_left(run):
     told = run(
         """
@@ -182,6 +185,8 @@ def test_a_killed_data_worker_takes_only_what_it_held_with_it(run):
     assert 600 - len(during) <= MOST_LOST
 
 
+# The mode of the cover loses most.
+@pytest.mark.long(covered_by="test_a_killed_data_worker_takes_only_what_it_held_with_it")
 @pytest.mark.parametrize("victim", ["data_worker 1", "data_dispatcher 0"])
 def test_where_each_data_worker_produces_all_a_killed_one_begins_again(run, victim):
     before, during, after = epochs(run(KILL, victim, "parallel_epochs", tasks=KILL_TASKS))
@@ -190,6 +195,7 @@ def test_where_each_data_worker_produces_all_a_killed_one_begins_again(run, vict
     assert counts <= ({1, 2, 3} if victim == "data_worker 1" else {2})
 
 
+@pytest.mark.long(covered_by="test_a_killed_data_worker_takes_only_what_it_held_with_it")
 def test_a_killed_dispatcher_goes_on_from_its_journal(run):
     before, during, after = epochs(
         run(KILL, "data_dispatcher 0", "distributed_epoch", tasks=KILL_TASKS)
@@ -199,6 +205,7 @@ def test_a_killed_dispatcher_goes_on_from_its_journal(run):
     assert len(set(during)) == len(during) >= 600 - 2
 
 
+@pytest.mark.long(covered_by="test_a_killed_data_worker_takes_only_what_it_held_with_it")
 def test_the_first_program_of_the_page(tmp_path):
     program = re.search(
         r"```python\n(.*?)```", (ROOT / "docs/data_service.md").read_text(), re.DOTALL
@@ -209,6 +216,7 @@ def test_the_first_program_of_the_page(tmp_path):
     assert any("loss" in line for line in lines)
 
 
+@pytest.mark.long(covered_by="test_a_killed_data_worker_takes_only_what_it_held_with_it")
 def test_the_example():
     command = documented_command("keras_examples/data_service.py")
     lines = typed([*command, "--limit", "1200", "--epochs", "1"])
@@ -216,6 +224,7 @@ def test_the_example():
     assert line.startswith("[worker 0]") and "2 data workers" in line
 
 
+@pytest.mark.long(covered_by="test_a_killed_data_worker_takes_only_what_it_held_with_it")
 def test_without_the_launcher_data_tasks_end_after_the_job(tmp_path):
     ports = [f"127.0.0.1:{port}" for port in free_ports(3)]
     cluster = Cluster(workers=ports[:1], data_dispatcher=ports[1:2], data_workers=ports[2:])

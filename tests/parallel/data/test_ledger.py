@@ -11,10 +11,11 @@ import random
 import time
 
 import pytest
-from ps_job import roles
-from ranks import start_ranks
-from task_job import BATCH, LEDGER_RECORDS, end, keep_ledger
-from tiers import rounds
+
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.task_job import BATCH, LEDGER_RECORDS, end, keep_ledger
+from support.tiers import rounds
 
 WORKERS, SERVERS = 3, 2
 LEASE = 1.0
@@ -22,6 +23,8 @@ LEASE = 1.0
 KINDS = ["kill a worker"] * 4 + ["stall a worker"] * 2 + ["kill ps 0", "kill ps 1", "kill both"]
 
 
+# More can go wrong without synchronization.
+@pytest.mark.long("sync", covered_by="the other cases, parallel/data/test_tasks_async.py")
 @pytest.mark.timeout(rounds(240, 3600))
 @pytest.mark.parametrize(
     ("mode", "faults"), [("async", rounds(5, 100)), ("sync", rounds(3, 30))], ids=["async", "sync"]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from known_gradient import checkpoint
-from ps_job import roles
-from ranks import start_ranks
-from task_job import BATCH, RECORDS, TASK, end, train_async, wait_for_tasks
+
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.task_job import BATCH, RECORDS, TASK, end, train_async, wait_for_tasks
+from support.training.known_gradient import checkpoint
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -61,6 +62,7 @@ def test_a_fast_worker_takes_more():
     assert outcomes[0].result["batches"] >= (RECORDS - 2 * TASK) // BATCH
 
 
+@pytest.mark.long("endless", covered_by="the other cases")
 @pytest.mark.parametrize("explicit", [True, False], ids=["with epochs", "endless"])
 def test_a_killed_worker_comes_back_to_what_is_left(explicit):
     options = {"epochs": 4, "pauses": [(12, 30), (6,)], "explicit": explicit}

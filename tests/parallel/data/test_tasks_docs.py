@@ -5,9 +5,15 @@ from __future__ import annotations
 import re
 
 import pytest
-from example_runs import ROOT, documented_command, tfdist_run, typed
 
-pytestmark = pytest.mark.timeout(180)
+from support.example_runs import ROOT, documented_command, tfdist_run, typed
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.long(
+        covered_by="parallel/data/test_tasks_async.py, parallel/data/test_tasks_together.py"
+    ),
+]
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL)
 
 

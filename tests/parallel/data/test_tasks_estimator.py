@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from ps_job import meet, on_job, served
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.ps_job import meet, on_job, served
 from tfdist.data import feed
 
 pytestmark = pytest.mark.timeout(180)

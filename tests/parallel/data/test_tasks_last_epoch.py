@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import keras
-import ledger
 import pytest
-from ps_job import roles
-from ranks import start_ranks
-from task_job import BATCH, RECORDS, TASK, end, train_async, wait_for_tasks
 
 import tfdist
+from support import ledger
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.task_job import BATCH, RECORDS, TASK, end, train_async, wait_for_tasks
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.job import process
@@ -111,6 +111,7 @@ def wait_in_vain(ctx):
         return str(error)
 
 
+@pytest.mark.long(covered_by="single/tasks/test_task_queue.py")
 def test_a_worker_that_makes_no_progress_ends_the_others_with_its_name():
     env = {"TFDIST_RENDEZVOUS_TIMEOUT": "3"}
     with start_ranks(wait_in_vain, 3, roles=roles(2), env=env) as ranks:
@@ -140,6 +141,7 @@ def lose_records(ctx):
     process.current.disconnect()
 
 
+@pytest.mark.long(covered_by="single/tasks/test_task_queue.py")
 def test_a_job_that_loses_records_fails():
     env = {"TFDIST_RENDEZVOUS_TIMEOUT": "4"}
     with start_ranks(lose_records, 3, roles=roles(2), env=env) as ranks:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import keras
-import ledger
 import numpy as np
 import pytest
 import tensorflow as tf
-from ranks import on_ranks, start_ranks
-from task_job import BATCH, RECORDS, train_together
-from tiers import rounds
 
 import tfdist
+from support import ledger
+from support.processes.ranks import on_ranks, start_ranks
+from support.task_job import BATCH, RECORDS, train_together
+from support.tiers import rounds
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from rank_process import RankContext
 
 import tfdist
+from support.processes.rank_process import RankContext
 from tfdist.data.shares import rows_of
 
 ROWS, COLUMNS = 12, 3

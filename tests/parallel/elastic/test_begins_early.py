@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from elastic_loops import check, train
-from ranks import start_ranks
+
+from parallel.elastic.elastic_loops import check, train
+from support.processes.ranks import start_ranks
 
 pytestmark = pytest.mark.timeout(180)
 ENV = {"TFDIST_ELASTIC": "2:3:3", "TFDIST_ELASTIC_START_TIMEOUT": "2"}

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from logical_devices import two_devices
-from ranks import on_ranks, start_ranks
 
 import tfdist
+from support.processes.logical_devices import two_devices
+from support.processes.ranks import on_ranks, start_ranks
 from tfdist.elastic import contents
 from tfdist.elastic.contents import Contents, checksums
 from tfdist.errors import TfdistError

@@ -12,7 +12,9 @@ import importlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from acting_callbacks import (
+
+import tfdist
+from support.elastic.acting_callbacks import (
     BATCHES,
     Collect,
     Evaluate,
@@ -26,9 +28,7 @@ from acting_callbacks import (
     UnseededRate,
     made,
 )
-from ranks import start_ranks
-
-import tfdist
+from support.processes.ranks import start_ranks
 
 pytestmark = pytest.mark.timeout(240)
 EPOCHS, BATCH, COLUMNS = 4, 8, 3
@@ -171,6 +171,9 @@ CASES = [
 ]
 
 
+# Both Kerases share the code.
+@pytest.mark.long("tf_keras-*", usual="tf_keras-own_state-*", covered_by="the other cases")
+@pytest.mark.long("keras-evaluates-1", covered_by="the other cases")
 @pytest.mark.parametrize(("case", "batch"), CASES)
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_members_stay_equal(library, case, batch, tmp_path):

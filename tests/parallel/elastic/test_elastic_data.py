@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 
 import keras
-import ledger
 import numpy as np
 import pytest
 import tensorflow as tf
-from rank_outcome import describe_all
-from ranks import on_ranks, start_ranks
 
 import tfdist
+from support import ledger
+from support.processes.rank_outcome import describe_all
+from support.processes.ranks import on_ranks, start_ranks
 from tfdist.errors import ClusterConfigError, TfdistError
 
 RECORDS = 12

@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from rank_outcome import describe_all
-from ranks import start_ranks
 
 import tfdist
+from support.processes.rank_outcome import describe_all
+from support.processes.ranks import start_ranks
 
 pytestmark = pytest.mark.timeout(300)
 ROWS, BATCH, EPOCHS = 40, 4, 3

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from elastic_faults import Fault, Faults, check, suffer, undisturbed
-from elastic_training import SEARCH, STEPS, Fit, SelfFault
-from tiers import LONG
+
+from support.elastic.elastic_faults import Fault, Faults, check, suffer, undisturbed
+from support.elastic.elastic_training import SEARCH, STEPS, Fit, SelfFault
+from support.tiers import LONG
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -30,6 +31,7 @@ def test_kills_at_batches(tmp_path):
     assert len(results) == 1
 
 
+@pytest.mark.long(covered_by="test_kills_at_batches")
 def test_two_at_once_and_another_during_recovery(tmp_path):
     fit = Fit(model="normalized", data="arrays")
     course, results = suffer(
@@ -63,6 +65,7 @@ def test_around_the_ends_of_epochs(tmp_path):
     check(fit, course, results)
 
 
+@pytest.mark.long(covered_by="single/elastic/test_membership_partition.py")
 @pytest.mark.parametrize("data", ["arrays", "dataset"])
 def test_stopped_workers_join_again(data, tmp_path):
     """In the same process, unless its shuffle cannot go back: then in a new one."""
@@ -80,6 +83,7 @@ def test_stopped_workers_join_again(data, tmp_path):
     assert len(results) == 4
 
 
+@pytest.mark.long(covered_by="test_growth, test_ledger")
 def test_planned_leaves(tmp_path):
     fit = Fit(data="arrays")
     course, results = suffer(
@@ -153,6 +157,8 @@ def test_ledger(tmp_path):
         assert np.all(result.weights[0] == course.epochs)
 
 
+# In float64 each kind of fault is exact.
+@pytest.mark.long(covered_by="test_kills_at_batches")
 @pytest.mark.parametrize("model", ["dense", "normalized"])
 def test_rounding(model, tmp_path):
     """In float32 the distance from one process is at most twice that without a fault."""

@@ -9,7 +9,9 @@ import signal
 
 import pytest
 import tensorflow as tf
-from file_callbacks import (
+
+import tfdist
+from support.elastic.file_callbacks import (
     STEPS,
     Faults,
     arguments,
@@ -18,9 +20,7 @@ from file_callbacks import (
     model_of,
     replace_package,
 )
-from ranks import PATIENCE, start_ranks
-
-import tfdist
+from support.processes.ranks import PATIENCE, start_ranks
 from tfdist import ops
 from tfdist.elastic.job import Unit
 from tfdist.keras.callback import Callback
@@ -189,6 +189,8 @@ def test_a_newcomer_goes_on_with_the_files_and_becomes_rank_0(tmp_path, library)
     check_equal(files, expected)
 
 
+# Both Kerases share the code.
+@pytest.mark.long("*-tf_keras", usual="save of epoch 1-*", covered_by="the other cases")
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(
     "deaths",
@@ -225,6 +227,7 @@ def test_a_successor_saves_the_weights_of_that_place(tmp_path, deaths):
     check_equal(files, expected)
 
 
+@pytest.mark.long("*-tf_keras", usual="own 1-*", covered_by="the other cases")
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(
     "deaths",

@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import RowCounter
-from ranks import start_ranks
 
 import tfdist
+from support.processes.ranks import start_ranks
+from support.training.models import RowCounter
 from tfdist import rules
 from tfdist.strategies._local_updates.elastic_round import ElasticRound
 
@@ -204,6 +204,7 @@ def test_a_worker_that_was_started_again_joins_between_rounds():
     check(results, job, members)
 
 
+@pytest.mark.long("at its end", covered_by="the other cases")
 @pytest.mark.parametrize("batch", [1, STEPS - 1], ids=["within an epoch", "at its end"])
 def test_a_worker_that_is_told_to_leave_ends_its_round(batch):
     job = Job(4, 4, faults=(Fault(1, 1, batch, signal.SIGTERM),))
@@ -257,6 +258,12 @@ def test_a_worker_that_misses_the_end_of_a_round_gets_it_from_the_others():
     assert [result[3] for result in results] == [1, 1]
 
 
+@pytest.mark.long(
+    covered_by=(
+        "parallel/local_updates/test_resumed_local_updates.py, "
+        "parallel/elastic/test_elastic_resume.py"
+    )
+)
 def test_a_job_goes_on_from_its_backup(tmp_path):
     """All are killed within the second epoch, which begins anew."""
     faults = tuple(Fault(rank, 1, 5) for rank in range(2))
@@ -370,6 +377,7 @@ def train_twice(ctx, job):
     return results
 
 
+@pytest.mark.long(covered_by="test_statistics_and_slots_are_equal_after_a_loss")
 def test_other_models_and_optimizers_after_a_loss():
     """Rank 0 dies in the first `fit`, so the later ones begin with the state of rank 1."""
     job = Job(3, 2, faults=(Fault(0, 1, 4),))

@@ -12,10 +12,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import RowCounter
-from ranks import start_ranks
 
 import tfdist
+from support.processes.ranks import start_ranks
+from support.training.models import RowCounter
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -13,12 +13,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ranks import start_ranks
 
 import tfdist
+from support.processes.ranks import start_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from baselines import namespaces
+
+pytestmark = pytest.mark.long(
+    covered_by="single/elastic/test_membership_partition.py, single/elastic/test_membership.py"
+)
 
 ROWS, BATCH, EPOCHS = 160, 16, 80
 CUT_OFF = 2

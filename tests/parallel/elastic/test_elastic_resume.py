@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ranks import start_ranks
 
 import tfdist
+from support.processes.ranks import start_ranks
 
 pytestmark = pytest.mark.timeout(120)
 

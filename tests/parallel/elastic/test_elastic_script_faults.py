@@ -7,10 +7,10 @@ import time
 
 import numpy as np
 import pytest
-from rank_outcome import describe_all
-from ranks import start_ranks
 
 import tfdist
+from support.processes.rank_outcome import describe_all
+from support.processes.ranks import start_ranks
 from tfdist.elastic import record_exchange
 from tfdist.elastic.states import elastic_job
 
@@ -110,6 +110,7 @@ def test_another_member_answers_if_one_is_killed_while_it_is_read():
     _check_equal(outcomes)
 
 
+@pytest.mark.long(covered_by="test_another_member_answers_if_one_is_killed_while_it_is_read")
 def test_a_newcomer_ends_by_name_if_all_members_are_killed():
     with start_ranks(_script, 3, env=ENV, kwargs={"pauses": True}) as ranks:
         _started(ranks, 2)
@@ -125,6 +126,7 @@ def test_a_newcomer_ends_by_name_if_all_members_are_killed():
     assert "start the program again" in outcome.describe()
 
 
+@pytest.mark.long(covered_by="test_another_member_answers_if_one_is_killed_while_it_is_read")
 def test_two_newcomers_read_at_once():
     with start_ranks(_script, 4, env=ENV) as ranks:
         _started(ranks, 2, 3)
@@ -134,6 +136,9 @@ def test_two_newcomers_read_at_once():
     _check_equal(outcomes)
 
 
+@pytest.mark.long(
+    "own1-kind", "own2-fewer", covered_by="the other cases, single/elastic/test_elastic_records.py"
+)
 @pytest.mark.parametrize(
     "own, told",
     [

@@ -13,10 +13,10 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from rank_outcome import describe_all
-from ranks import on_ranks, start_ranks
 
 import tfdist
+from support.processes.rank_outcome import describe_all
+from support.processes.ranks import on_ranks, start_ranks
 from tfdist.elastic.calls import CallFailedError
 from tfdist.elastic.job import Unit
 from tfdist.elastic.states import elastic_job

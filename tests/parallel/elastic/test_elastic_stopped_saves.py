@@ -9,11 +9,11 @@ import signal
 
 import numpy as np
 import pytest
-from elastic_training import give_up_early
-from ranks import start_ranks
-from tiers import chosen
 
 import tfdist
+from support.elastic.elastic_training import give_up_early
+from support.processes.ranks import start_ranks
+from support.tiers import chosen
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -8,13 +8,17 @@ import json
 import threading
 from pathlib import Path
 
-import elastic_loops
 import pytest
-from control_tasks import Background
-from ranks import start_ranks
-from strangers import STRANGER, flood, form, leave, made_up, probe
 
-pytestmark = pytest.mark.timeout(240)
+from parallel.elastic import elastic_loops
+from support.elastic.control_tasks import Background
+from support.elastic.strangers import STRANGER, flood, form, leave, made_up, probe
+from support.processes.ranks import start_ranks
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.long(covered_by="single/elastic/test_strangers.py"),
+]
 STEPS = 30
 
 

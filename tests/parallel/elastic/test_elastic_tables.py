@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-import tiers
-from elastic_faults import Fault, Faults, check, running, suffer, undisturbed
-from elastic_training import BATCH, Fit
-from ranks import start_ranks
 
 import tfdist
+from support import tiers
+from support.elastic.elastic_faults import Fault, Faults, check, running, suffer, undisturbed
+from support.elastic.elastic_training import BATCH, Fit
+from support.processes.ranks import start_ranks
 from tfdist.errors import TfdistError
 from tfdist.layers import legacy
 
@@ -49,6 +49,8 @@ def test_ledger(tmp_path):
     check_ledger(course, results)
 
 
+# Collectives that detect a stopped worker, and those that clip, are those without tables.
+@pytest.mark.long("True", covered_by="the other cases")
 @pytest.mark.parametrize("clips", [False, True])
 def test_parity(clips, tmp_path):
     """As far from one process as without faults at most, because float32 rounds."""
@@ -69,6 +71,7 @@ def test_parity(clips, tmp_path):
     check(fit, course, results, tolerance=TOLERANCE, of_logs=1e-5)
 
 
+@pytest.mark.long(covered_by="single/elastic/test_membership_partition.py")
 def test_stopped_workers_join_again(tmp_path):
     fit = Fit("ledger of tables", "arrays", "float32", is_quick=True, servers=2)
     course, results = suffer(
@@ -96,6 +99,7 @@ def test_a_server_is_killed_between_two_steps(tmp_path):
     check_ledger(course, results, fit)
 
 
+@pytest.mark.long(covered_by="test_a_server_is_killed_between_two_steps, test_ledger")
 @pytest.mark.parametrize("place", ["pushed", "committing", "epoch end", "checkpoint"])
 def test_servers_and_a_worker_are_killed_at_once(place, tmp_path):
     """A server may lose the step that was being made, and nothing else."""

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from elastic_faults import Fault, Faults, check, suffer
-from elastic_training import STEPS, Fit
-from ranks import start_ranks
-from self_signal import signal_self
 
 import tfdist
+from support.elastic.elastic_faults import Fault, Faults, check, suffer
+from support.elastic.elastic_training import STEPS, Fit
+from support.processes.ranks import start_ranks
+from support.processes.self_signal import signal_self
 from tfdist.keras.callback import Callback
 
 pytestmark = pytest.mark.timeout(240)
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.timeout(240)
 ROWS, BATCH, EPOCHS = 70, 16, 3  # the last batch of an epoch has 6 rows
 
 
+@pytest.mark.long(covered_by="test_a_newcomer_reads_on_where_the_members_are")
 def test_datasets_with_validation(tmp_path):
     """Rank 0 is killed in the middle of an epoch, another one in a validation, one leaves."""
     fit = Fit(validates=True, saves=True, library="tf_keras")
@@ -187,6 +188,7 @@ def train_and_lose_one_worker_in_each_mode(ctx):
     return strategy.is_chief
 
 
+@pytest.mark.long(covered_by="parallel/elastic/test_elastic_modes.py")
 def test_each_mode_goes_on():
     with start_ranks(
         train_and_lose_one_worker_in_each_mode, 4, env={"TFDIST_ELASTIC": "1:4"}
@@ -273,6 +275,8 @@ def count_rows(ctx, kind):
     return callback.last_epoch + 1, model.get_weights()[0][:, 0].tolist()
 
 
+# Data that is opened once, and once an epoch.
+@pytest.mark.long("arrays in batches", "generator", covered_by="the other cases")
 @pytest.mark.parametrize("kind", LEDGERS)
 def test_a_newcomer_reads_on_where_the_members_are(kind, tmp_path):
     env = {"TFDIST_ELASTIC": "1:2"}
@@ -321,6 +325,7 @@ def shuffled_dataset():
     return {"x": rows.batch(BATCH)}
 
 
+@pytest.mark.long("*-killed", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("data", "save_freq", "number"),
     [

@@ -7,10 +7,10 @@ import signal
 
 import keras
 import pytest
-import searches
-from ranks import start_ranks
 
 import tfdist
+from support.processes.ranks import start_ranks
+from support.training import searches
 
 pytest.importorskip("keras_tuner")
 pytestmark = pytest.mark.timeout(400)
@@ -139,6 +139,7 @@ def of_one_process(tmp_path_factory):
     return alone(folder, {}), searches.files(folder)
 
 
+@pytest.mark.long("worker ? in a step", covered_by="the other cases")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_search_goes_on_after_a_loss(tmp_path, of_one_process, name):
     expected, files = of_one_process

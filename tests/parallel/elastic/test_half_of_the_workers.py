@@ -9,10 +9,10 @@ import signal
 import keras
 import numpy as np
 import pytest
-from elastic_training import give_up_early
-from ranks import start_ranks
 
 import tfdist
+from support.elastic.elastic_training import give_up_early
+from support.processes.ranks import start_ranks
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import grpc
 import pytest
-import raw_http2
-from control_tasks import Background
-from ranks import start_ranks
-from strangers import STRANGER, call
 
 import tfdist
+from support import raw_http2
+from support.elastic.control_tasks import Background
+from support.elastic.strangers import STRANGER, call
+from support.processes.ranks import start_ranks
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
@@ -122,6 +122,7 @@ def _job(secret=None):
         yield _Job(ranks, secret)
 
 
+@pytest.mark.long("open", covered_by="the other cases")
 @SECRETS
 def test_strangers_are_told_nothing(secret):
     with _job(secret) as job:
@@ -157,6 +158,7 @@ def test_a_request_is_answered_once():
         job.check()
 
 
+@pytest.mark.long("open", covered_by="the other cases")
 @SECRETS
 def test_requests_of_any_kind_are_answered_in_words(secret):
     with _job(secret) as job:
@@ -203,6 +205,7 @@ def _sent(job, body):
     return caught.value.details()
 
 
+@pytest.mark.long("open", covered_by="the other cases")
 @SECRETS
 def test_half_requests_keep_nobody_out(secret):
     with _job(secret) as job:
@@ -240,6 +243,7 @@ def test_some_that_take_no_answer_keep_nobody_out():
                 each and each.close()
 
 
+@pytest.mark.long("open", covered_by="the other cases")
 @SECRETS
 def test_many_that_wait_for_a_call_keep_nobody_out(secret):
     with _job(secret) as job:
@@ -283,6 +287,7 @@ def _end_beside(job, **fields):
         end.set()
 
 
+@pytest.mark.long("4", covered_by="the other cases, single/elastic/test_elastic_records.py")
 @pytest.mark.parametrize("number", [0, 1, CALLS + 1])
 def test_a_liar_that_asks_for_a_call_does_not_keep_a_member(number):
     with _job() as job:
@@ -297,6 +302,12 @@ def test_a_liar_that_reads_for_ever_does_not_keep_a_member():
         assert _end_beside(job, part=job.part()) < EXIT_TIMEOUT + 4
 
 
+@pytest.mark.long(
+    covered_by=(
+        "test_some_that_take_no_answer_keep_nobody_out, "
+        "test_a_liar_that_reads_for_ever_does_not_keep_a_member"
+    )
+)
 def test_nobody_keeps_a_member_whose_records_are_read():
     with _job() as job:
         job.check()

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from launching import PACKAGE
 
+from support.launching import PACKAGE
 from tfdist.launch.ports import free_ports
 
 pytestmark = pytest.mark.timeout(180)

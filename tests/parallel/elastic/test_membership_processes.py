@@ -7,9 +7,9 @@ import time
 
 import pytest
 import tensorflow as tf
-from ranks import start_ranks
-from tiers import rounds
 
+from support.processes.ranks import start_ranks
+from support.tiers import rounds
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic

@@ -6,10 +6,11 @@ import re
 import signal
 from pathlib import Path
 
-import elastic_loops
 import pytest
-from elastic_loops import check, train
-from ranks import start_ranks
+
+from parallel.elastic import elastic_loops
+from parallel.elastic.elastic_loops import check, train
+from support.processes.ranks import start_ranks
 
 pytestmark = pytest.mark.timeout(240)
 ELASTIC = {"TFDIST_ELASTIC": "1:4"}
@@ -23,6 +24,7 @@ def results_of(outcomes):
     return [outcome.result for outcome in outcomes]
 
 
+@pytest.mark.long("*-1", covered_by="the other cases")
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("kind", list(elastic_loops.LOOPS))
 def test_a_rank_is_killed_in_the_middle_of_a_step(kind, victim):
@@ -49,6 +51,7 @@ def test_all_but_one_are_killed():
     assert results[0]["sizes"][-1] == 1
 
 
+@pytest.mark.long("tape-0", covered_by="the other cases")
 @pytest.mark.parametrize(("kind", "victim"), [("tape", 0), ("tape", 1), ("strategy", 1)])
 def test_a_killed_rank_is_started_again_and_joins(kind, victim):
     options = {"kind": kind, "stop_at": 5, "victim": victim, "until_size": 3}
@@ -105,6 +108,7 @@ def test_all_stop_if_too_few_would_be_left():
     assert "the program saves nothing by itself" in outcomes[0].output
 
 
+@pytest.mark.long(covered_by="parallel/elastic/test_membership_processes.py")
 @pytest.mark.alone
 def test_a_rank_that_was_stopped_joins_again():
     options = {"stop_at": 5, "victim": 1, "until_size": 3}

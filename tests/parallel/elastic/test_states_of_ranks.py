@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from elastic_loops import TOLERANCE
-from ranks import on_ranks, start_ranks
 
 import tfdist
+from parallel.elastic.elastic_loops import TOLERANCE
+from support.processes.ranks import on_ranks, start_ranks
 from tfdist.compression import compressor
 from tfdist.errors import TfdistError
 from tfdist.job import process

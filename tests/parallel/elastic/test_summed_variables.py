@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from ranks import start_ranks
 
 import tfdist
+from support.processes.ranks import start_ranks
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -7,9 +7,10 @@ tests/soak/test_script_soak.py draws hundreds of faults.
 from __future__ import annotations
 
 import pytest
-from script_course import Course, Fault, run, run_alone
-from script_results import differences
-from warm_python import interpreter
+
+from support.script_faults.script_course import Course, Fault, run, run_alone
+from support.script_faults.script_results import differences
+from support.warm_python import interpreter
 
 PAUSE = 0.05
 COURSES = {
@@ -86,6 +87,9 @@ def alone(tmp_path_factory):
     return run_once
 
 
+@pytest.mark.long(
+    usual="two_stage-kill", covered_by="the other cases, parallel/elastic/test_elastic_scripts.py"
+)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("course", COURSES)
 def test_faults_leave_no_trace(course, alone, tmp_path):

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from ranks import on_ranks
+from support.processes.ranks import on_ranks
 
 DOCS = Path(__file__).parents[3] / "docs"
 

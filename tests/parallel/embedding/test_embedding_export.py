@@ -11,11 +11,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from embeddings import alone, dataset, examples, model_with, remote_embedding, rows_of
-from models import difference
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training.embeddings import (
+    alone,
+    dataset,
+    examples,
+    model_with,
+    remote_embedding,
+    rows_of,
+)
+from support.training.models import difference
 from tfdist import layers, ops
 from tfdist.embedding.initial_rows import initial_rows
 
@@ -44,6 +51,7 @@ def served(folder, *inputs) -> np.ndarray:
     return np.load(folder / "answer.npy")
 
 
+@pytest.mark.long(covered_by="test_strings_and_a_shared_table_serve")
 @pytest.mark.parametrize("name", ["keras", "tf_keras"])
 @on_ranks(1)
 def test_a_model_serves_without_tfdist(ctx, name):

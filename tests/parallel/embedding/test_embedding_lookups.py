@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from embeddings import alone
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training.embeddings import alone
 from tfdist import layers, ops
 
 ROWS, WIDTH = 12, 3

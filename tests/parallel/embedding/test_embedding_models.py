@@ -8,9 +8,9 @@ import sys
 import keras
 import numpy as np
 import pytest
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
 
 IDS = np.array([[1, 2, 3], [2**53 + 1, 5, -6]])
 

@@ -7,13 +7,13 @@ import os
 import keras
 import pytest
 import tf_keras
-from embeddings import DENSE_ROWS, dataset, train_like_dense
-from models import ADAPTIVE, EXACT
-from ps_job import on_job, served
-from ranks import on_ranks
-from tiers import chosen
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.ps_job import on_job, served
+from support.tiers import chosen
+from support.training.embeddings import DENSE_ROWS, dataset, train_like_dense
+from support.training.models import ADAPTIVE, EXACT
 
 optimizers = keras.optimizers
 # Of the table, and the model's.
@@ -56,6 +56,8 @@ def _without_decay_of_rows(optimizer):
 TOLERANCES = {"adam": ADAPTIVE, "rmsprop": ADAPTIVE}
 
 
+# An optimizer with slots, and one with a step count.
+@pytest.mark.long("*-sgd", "*-momentum", "*-rmsprop", "*-group_ftrl", covered_by="the other cases")
 @pytest.mark.parametrize("name", OF_ROWS)
 @on_job(1, 2)
 def test_of_rows(ctx, name):
@@ -73,6 +75,15 @@ def test_of_rows(ctx, name):
     train_like_dense(strategy, of_model, of_rows, tolerance=TOLERANCES.get(name, EXACT), **options)
 
 
+# Each kind of gradient once.
+@pytest.mark.long(
+    "*-clipnorm",
+    "*-clipvalue",
+    "*-accumulation",
+    "*-schedule",
+    "*-loss_scale_factor",
+    covered_by="the other cases",
+)
 @pytest.mark.parametrize("name", OF_MODEL)
 @on_job(1, 2)
 def test_of_model(ctx, name):
@@ -103,6 +114,7 @@ def test_modes_with_one_worker(ctx, mode):
     train_like_dense(strategy, lambda: optimizers.Adagrad(0.1), "adagrad")
 
 
+@pytest.mark.long("*-adam", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["adagrad", "adam"])
 @on_job(2, 2)
 def test_two_workers_in_sync(ctx, name):
@@ -144,6 +156,7 @@ def test_clipping_beside_all_reduce(ctx):
         train_like_dense(tfdist.MultiWorkerMirroredStrategy(), of_tf_keras, "sgd", tf_keras)
 
 
+@pytest.mark.long("*-global_clipnorm", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["adagrad", "global_clipnorm"])
 @on_job(1)
 def test_tf_keras(ctx, name):
@@ -157,6 +170,7 @@ def test_tf_keras(ctx, name):
     train_like_dense(tfdist.ParameterServerStrategy(), of_model, "adagrad", tf_keras)
 
 
+@pytest.mark.long("*-loss_scale", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["adagrad", "accumulation", "loss_scale"])
 @on_job(2, 2)
 def test_beside_all_reduce(ctx, name):
@@ -169,6 +183,7 @@ def test_beside_all_reduce(ctx, name):
     assert model.predict(dataset(10, 4), verbose=0).shape == (10, 1)
 
 
+@pytest.mark.long("*-loss_scale", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["sgd", "loss_scale"])
 @on_job(2)
 def test_tf_keras_beside_all_reduce(ctx, name):

@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from embeddings import alone, held
-from ps_job import meet, on_job, roles, served
-from ranks import on_ranks, start_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks, start_ranks
+from support.ps_job import meet, on_job, roles, served
+from support.training.embeddings import alone, held
 from tfdist import ops
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from embeddings import alone, dataset, examples, model_with, remote_embedding
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training.embeddings import alone, dataset, examples, model_with, remote_embedding
 from tfdist import layers
 from tfdist.embedding import saved_tables
 

@@ -6,11 +6,19 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from embeddings import IDS, alone, dataset, held, model_with, remote_embedding, rows_of
-from ps_job import on_job, served
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.ps_job import on_job, served
+from support.training.embeddings import (
+    IDS,
+    alone,
+    dataset,
+    held,
+    model_with,
+    remote_embedding,
+    rows_of,
+)
 from tfdist import layers
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from embeddings import alone
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training.embeddings import alone
 from tfdist import embedding, layers
 from tfdist.embedding import legacy_layer
 

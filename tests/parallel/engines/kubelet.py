@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launching import PACKAGE
-from manifests import environment, expand
+from support.launching import PACKAGE
+from support.manifests import environment, expand
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from baselines import namespaces

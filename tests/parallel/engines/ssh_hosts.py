@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from launching import PACKAGE, Launched
+from support.launching import PACKAGE, Launched
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from baselines import namespaces

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import dockerfile
 import pytest
+
+from parallel.engines import dockerfile
 
 ROOT = Path(__file__).parents[3]
 # What pip needs beside its variables: its configuration, and indexes that are folders.
@@ -34,6 +35,8 @@ def test_only_sources_are_copied():
     assert not [name for name in names if name.startswith(("tests/", ".git", "docs/"))]
 
 
+# It installs Debian packages as root, and compiles the op library once more.
+@pytest.mark.long(covered_by="test_only_sources_are_copied")
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(
     dockerfile.IS_MISSING, reason="needs root and a Debian package: apt-get install mmdebstrap"

@@ -9,14 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
-import ssh_hosts
-from launching import PRELUDE
+
+from parallel.engines import ssh_hosts
+from support.launching import PRELUDE
 
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         ssh_hosts.IS_MISSING, reason="needs root and an ssh server: apt-get install openssh-server"
     ),
+    # They need a Debian package and root.
+    pytest.mark.long(covered_by="single/launch/test_hosts.py"),
 ]
 EXAMPLES = Path(__file__).parents[3] / "keras_examples"
 SHORT = ("--epochs", 1, "--limit", 6400)

@@ -8,16 +8,20 @@ import signal
 import sys
 from pathlib import Path
 
-import kubelet
 import pytest
-from manifests import of_kind, options
 
+from parallel.engines import kubelet
+from support.manifests import of_kind, options
 from tfdist.config.elastic import Elastic
 
 EXAMPLE = Path(__file__).parents[3] / "keras_examples/clusters/kubernetes.py"
 SECRET = "0123456789abcdef0123456789abcdef"
 
-pytestmark = pytest.mark.skipif(kubelet.IS_MISSING, reason="needs root and iproute2")
+pytestmark = [
+    pytest.mark.skipif(kubelet.IS_MISSING, reason="needs root and iproute2"),
+    # Real processes, and root.
+    pytest.mark.long(covered_by="single/kubernetes/test_manifests.py"),
+]
 
 
 def weights(pod):

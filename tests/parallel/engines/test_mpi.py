@@ -13,14 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from example_runs import ROOT
-from launching import PACKAGE
+
+from support.example_runs import ROOT
+from support.launching import PACKAGE
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         shutil.which("mpirun") is None, reason="Open MPI is missing: apt-get install openmpi-bin"
     ),
+    # They need the engine itself.
+    pytest.mark.long(covered_by="single/config/test_environments.py"),
 ]
 EXAMPLES = ROOT / "keras_examples"
 # Seconds until the ranks get a SIGTERM to mpirun, and from then to SIGKILL: docs/launch_mpi.md.

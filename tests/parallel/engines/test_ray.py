@@ -11,13 +11,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from example_runs import ROOT
-from launching import PACKAGE
+
+from support.example_runs import ROOT
+from support.launching import PACKAGE
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None, reason="Ray is missing: pip install ray"
+    ),
+    # They need the engine itself.
+    pytest.mark.long(
+        covered_by="single/config/test_environments.py, single/launch/test_ray_request.py"
     ),
 ]
 # Each case is a driver of its own: Ray changes the process that it is used in. `train` waits in

@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import slurm_cluster
-from example_runs import ROOT
-from launching import PACKAGE
+
+from parallel.engines import slurm_cluster
+from support.example_runs import ROOT
+from support.launching import PACKAGE
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing())),
+    # They need the engine itself.
+    pytest.mark.long(covered_by="single/config/test_environments.py"),
 ]
 EXAMPLES = ROOT / "keras_examples"
 CLUSTERS = EXAMPLES / "clusters"

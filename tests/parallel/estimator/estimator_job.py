@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import estimators
 import tensorflow as tf
 
+from support.estimator import estimators
 from tfdist import estimator
 
 v1 = tf.compat.v1

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import estimators
-from estimators import STEPS, input_fn, saved
-from models import identical
-from ranks import on_ranks
-
 import tfdist
+from support.estimator import estimators
+from support.estimator.estimators import STEPS, input_fn, saved
+from support.processes.ranks import on_ranks
+from support.training.models import identical
 from tfdist.compression import PowerSGD, TopK
 
 

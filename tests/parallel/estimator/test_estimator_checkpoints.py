@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import estimators
 import numpy as np
+import pytest
 import tensorflow as tf
-from estimators import STRATEGIES, checkpoints, input_fn, same, saved
-from models import ADAPTIVE, EXACT, difference, identical
-from ps_job import meet, on_job, served
-from ranks import on_ranks
-from test_estimator_ends import train
-from test_estimator_parity import MOVING, agree
 
+from parallel.estimator.test_estimator_ends import train
+from parallel.estimator.test_estimator_parity import MOVING, agree
+from support.estimator import estimators
+from support.estimator.estimators import STRATEGIES, checkpoints, input_fn, same, saved
+from support.processes.ranks import on_ranks
+from support.ps_job import meet, on_job, served
+from support.training.models import ADAPTIVE, EXACT, difference, identical
 from tfdist import estimator
 
 v1 = tf.compat.v1
@@ -42,6 +43,7 @@ def listens(ctx, kind):
     assert listener.events == (expected if ctx.rank == 0 else [])
 
 
+@pytest.mark.long(covered_by="test_saving_listeners_in_sync")
 @on_ranks(2)
 def test_saving_listeners_with_all_reduce(ctx):
     listens(ctx, "all_reduce")
@@ -53,6 +55,7 @@ def test_saving_listeners_in_sync(ctx):
         listens(ctx, "sync")
 
 
+@pytest.mark.long(covered_by="test_saving_listeners_in_sync")
 @on_ranks(2, check=identical)
 def test_checkpoints_by_the_clock(ctx):
     """The chief's says when, also where to save takes all workers."""
@@ -95,6 +98,7 @@ def save_in_all_ways(ctx, kind, models):
     return sum((save_as_the_user_says(ctx, strategy, *way, **MODELS[way[0]]) for way in ways), [])
 
 
+@pytest.mark.long(covered_by="test_a_saver_hook_of_the_users_in_sync")
 @on_ranks(2, check=identical)
 def test_a_saver_hook_of_the_users_with_all_reduce(ctx):
     return save_in_all_ways(ctx, "all_reduce", MODELS)
@@ -170,6 +174,7 @@ def test_beginning_with_another_checkpoint_with_all_reduce(ctx):
     return begin_with_another_checkpoint(ctx, "all_reduce")
 
 
+@pytest.mark.long(covered_by="test_beginning_with_another_checkpoint_with_all_reduce")
 @on_job(2, check=agree)
 def test_beginning_with_another_checkpoint_in_sync(ctx):
     return None if served() else begin_with_another_checkpoint(ctx, "sync")
@@ -194,11 +199,13 @@ def trains_in_turns(ctx, kind):
     return values
 
 
+@pytest.mark.long(covered_by="test_two_in_turns_async")
 @on_ranks(2, check=identical)
 def test_two_in_turns_with_all_reduce(ctx):
     return trains_in_turns(ctx, "all_reduce")
 
 
+@pytest.mark.long(covered_by="test_two_in_turns_async")
 @on_job(2, check=agree)
 def test_two_in_turns_in_sync(ctx):
     return None if served() else trains_in_turns(ctx, "sync")

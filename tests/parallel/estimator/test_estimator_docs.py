@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 
 import pytest
-from example_runs import ROOT, tfdist_run
+
+from support.example_runs import ROOT, tfdist_run
 
 pytestmark = pytest.mark.timeout(180)
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/estimator.md").read_text(), re.DOTALL)
 
 
+@pytest.mark.long(
+    covered_by=(
+        "parallel/estimator/test_estimator_jobs.py, single/estimator/test_estimator_model_fns.py"
+    )
+)
 def test_estimator_and_then_keras(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import estimators
 import numpy as np
+import pytest
 import tensorflow as tf
-from estimators import STRATEGIES, input_fn, saved
-from models import identical
-from ps_job import meet, on_job, served
-from ranks import on_ranks
-from test_estimator_parity import MOVING, agree
 
+from parallel.estimator.test_estimator_parity import MOVING, agree
+from support.estimator import estimators
+from support.estimator.estimators import STRATEGIES, input_fn, saved
+from support.processes.ranks import on_ranks
+from support.ps_job import meet, on_job, served
+from support.training.models import identical
 from tfdist import estimator
 from tfdist.estimator.training.worker_states import WorkerStates
 
@@ -47,6 +48,7 @@ def test_all_end_together_with_all_reduce(ctx):
     return end_early(ctx, "all_reduce", normalized=12)
 
 
+@pytest.mark.long(covered_by="test_all_end_together_with_all_reduce")
 @on_job(2, check=agree)
 def test_all_end_together_in_sync(ctx):
     return None if served() else end_early(ctx, "sync")
@@ -80,6 +82,9 @@ def test_early_stopping_with_all_reduce(ctx):
     return seen
 
 
+@pytest.mark.long(
+    covered_by="test_early_stopping_with_all_reduce, test_stopping_if_a_metric_is_lower_in_sync"
+)
 @on_job(2, check=agree)
 def test_early_stopping_in_sync(ctx):
     if served():
@@ -89,6 +94,9 @@ def test_early_stopping_in_sync(ctx):
     return seen
 
 
+@pytest.mark.long(
+    covered_by="test_early_stopping_with_all_reduce, test_max_steps_are_those_of_all_async"
+)
 @on_job(2)
 def test_early_stopping_async(ctx):
     if served():

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import estimators
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimators import STRATEGIES, input_fn, saved
-from models import EXACT, difference
-from ps_job import meet, on_job, served
-from ranks import on_ranks
+
+from support.estimator import estimators
+from support.estimator.estimators import STRATEGIES, input_fn, saved
+from support.processes.ranks import on_ranks
+from support.ps_job import meet, on_job, served
+from support.training.models import EXACT, difference
 
 v1 = tf.compat.v1
 
@@ -36,6 +37,13 @@ def rows_fn(rows):
     return make
 
 
+@pytest.mark.long(
+    "*-normalized",
+    covered_by=(
+        "the other cases, "
+        "parallel/estimator/test_estimator_parity.py::test_moving_statistics_in_sync"
+    ),
+)
 @pytest.mark.parametrize("model", [{}, {"normalized": None}], ids=["plain", "normalized"])
 @on_ranks(2, check=alike)
 def test_all_workers_evaluate_with_all_reduce(ctx, model):
@@ -72,6 +80,7 @@ def on_servers(strategy, directory):
             return session.run(variables)
 
 
+@pytest.mark.long("*-async", covered_by="the other cases")
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @on_job(2, check=alike)
 def test_evaluating_does_not_change_servers(ctx, kind):

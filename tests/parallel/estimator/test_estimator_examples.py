@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from example_runs import ROOT, alone, documented_command, typed
+
+from support.example_runs import ROOT, alone, documented_command, typed
 
 MNIST = "estimator_examples/mnist_train_and_evaluate.py"
 MOVIELENS = "estimator_examples/movielens_ps.py"
@@ -47,6 +48,12 @@ def said_without_tfdist(exported: Path) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
 
 
+@pytest.mark.long(
+    covered_by=(
+        "parallel/estimator/test_estimator_jobs.py::test_all_reduce, "
+        "parallel/estimator/test_estimator_faults.py"
+    )
+)
 def test_mnist_by_workers_with_an_evaluator(tmp_path):
     command = with_model_dir(documented_command(MNIST), tmp_path)
     lines = typed([*command, "--steps", "80", "--batch-size", "32"])
@@ -61,6 +68,7 @@ def test_mnist_by_workers_with_an_evaluator(tmp_path):
     assert said_without_tfdist(exported) == "{'class': [3], 'probabilities': [3, 10]}\n"
 
 
+@pytest.mark.long(covered_by="parallel/estimator/test_estimator_resume.py")
 def test_mnist_alone_goes_on_from_its_checkpoint(tmp_path):
     arguments = ["--model-dir", str(tmp_path), "--batch-size", "16"]
     first = alone(ROOT / MNIST, *arguments, "--steps", "20").splitlines()
@@ -79,6 +87,12 @@ def assert_learnt(evaluations: list[dict[str, float]]) -> None:
     assert evaluations[-1]["accuracy"] > 0.8 and evaluations[-1]["auc"] > 0.85
 
 
+@pytest.mark.long(
+    covered_by=(
+        "parallel/estimator/test_estimator_jobs.py::test_all_reduce, "
+        "parallel/estimator/test_estimator_faults.py"
+    )
+)
 def test_adult_by_workers_with_an_evaluator(tmp_path):
     command = with_model_dir(documented_command(ADULT), tmp_path)
     lines = typed([*command, "--steps", "100"])
@@ -91,6 +105,9 @@ def test_adult_by_workers_with_an_evaluator(tmp_path):
     assert read_back["auc"] == pytest.approx(best["auc"], abs=2e-3)
 
 
+@pytest.mark.long(
+    covered_by="parallel/estimator/test_estimator_docs.py::test_embeddings_in_a_model_fn"
+)
 def test_adult_with_parameter_servers(tmp_path):
     command = with_model_dir(documented_command(ADULT), tmp_path)
     index = command.index("--evaluator")
@@ -102,6 +119,7 @@ def test_adult_with_parameter_servers(tmp_path):
     assert_learnt(evaluations)
 
 
+@pytest.mark.long(covered_by="test_adult_without_data")
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
@@ -124,6 +142,12 @@ def test_adult_without_data(tmp_path):
         alone(ROOT / ADULT, "--model-dir", str(tmp_path), "--data", str(tmp_path / "absent.whl"))
 
 
+@pytest.mark.long(
+    covered_by=(
+        "parallel/estimator/test_estimator_docs.py::test_embeddings_in_a_model_fn, "
+        "parallel/estimator/test_estimator_faults.py"
+    )
+)
 def test_movielens_by_workers_servers_and_an_evaluator(tmp_path):
     command = with_model_dir(documented_command(MOVIELENS), tmp_path)
     lines = printed_by("evaluator 0", typed([*command, "--steps", "200"]))

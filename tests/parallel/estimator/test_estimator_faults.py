@@ -7,15 +7,15 @@ import signal
 import sys
 import time
 
-import estimators
 import pytest
 import tensorflow as tf
-from estimator_job import train_and_evaluate
-from estimators import STRATEGIES, input_fn, saved
-from ps_job import meet, on_job, roles, served
-from ranks import on_ranks, start_ranks
 
 import tfdist
+from parallel.estimator.estimator_job import train_and_evaluate
+from support.estimator import estimators
+from support.estimator.estimators import STRATEGIES, input_fn, saved
+from support.processes.ranks import on_ranks, start_ranks
+from support.ps_job import meet, on_job, roles, served
 from tfdist import estimator
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError
 from tfdist.job import process
@@ -46,6 +46,7 @@ def train(ctx, kind, batches=None, **options):
     return hook.count
 
 
+@pytest.mark.long("1", covered_by="the other cases")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_worker_with_all_reduce(victim):
@@ -97,6 +98,7 @@ def wait_a_second_for_others():
     process.current.enter(process.cluster("a test"), settings)
 
 
+@pytest.mark.long("*-sync", covered_by="the other cases")
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @on_job(2)
 def test_an_absent_chief(ctx, kind):
@@ -127,6 +129,7 @@ def train_in_a_file(ctx, kind):
         raise
 
 
+@pytest.mark.long("async", covered_by="the other cases")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["all_reduce", "async"])
 def test_a_model_dir_that_cannot_be_written(kind):

@@ -8,17 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import estimators
 import pytest
 import tensorflow as tf
-from estimator_job import train_and_evaluate
-from launching import PACKAGE
-from models import difference, examples
-from plain_tensorflow import serve
-from ps_job import served
-from rank_outcome import describe_all
-from ranks import start_ranks
-from warm_python import interpreter
+
+from parallel.estimator.estimator_job import train_and_evaluate
+from parallel.estimator.plain_tensorflow import serve
+from support.estimator import estimators
+from support.launching import PACKAGE
+from support.processes.rank_outcome import describe_all
+from support.processes.ranks import start_ranks
+from support.ps_job import served
+from support.training.models import difference, examples
+from support.warm_python import interpreter
 
 SCRIPT = Path(__file__).parent / "estimator_job.py"
 pytestmark = pytest.mark.timeout(180)
@@ -84,6 +85,11 @@ def test_all_reduce(tmp_path):
     check(tmp_path / "model", 33)
 
 
+@pytest.mark.long(
+    covered_by=(
+        "test_all_reduce, parallel/estimator/test_estimator_parity.py::test_async_with_one_worker"
+    )
+)
 def test_async(tmp_path):
     """`max_steps` are those of all workers together."""
     steps = run(tmp_path / "model", "async", "--max-steps", 40)
@@ -92,6 +98,7 @@ def test_async(tmp_path):
     check(tmp_path / "model", last_step)
 
 
+@pytest.mark.long(covered_by="test_all_reduce")
 def test_no_strategy(tmp_path):
     """TensorFlow's own between-graph training, with its own servers."""
     steps = run(tmp_path / "model", "none", "--max-steps", 40)
@@ -104,6 +111,9 @@ def in_sync(ctx, directory):
     return None if served() else train_and_evaluate(directory, "sync", None, [33, 37], throttle=60)
 
 
+@pytest.mark.long(
+    covered_by="test_all_reduce, parallel/estimator/test_estimator_parity.py::test_sync"
+)
 def test_sync(tmp_path):
     """The evaluator, which would wait for a minute, ends at once with the training."""
     directory = tmp_path / "model"

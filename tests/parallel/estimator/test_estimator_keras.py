@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 
-import estimators
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimator_data import ignore_warnings
-from estimators import BATCH, STRATEGIES, input_fn
-from logical_devices import two_devices
-from models import ADAPTIVE, EXACT, difference, identical
-from ps_job import on_job, served
-from ranks import on_ranks
-from test_estimator_evaluation import rows_fn
-from test_estimator_parity import agree
 
+from parallel.estimator.test_estimator_evaluation import rows_fn
+from parallel.estimator.test_estimator_parity import agree
+from support.estimator import estimators
+from support.estimator.estimator_data import ignore_warnings
+from support.estimator.estimators import BATCH, STRATEGIES, input_fn
+from support.processes.logical_devices import two_devices
+from support.processes.ranks import on_ranks
+from support.ps_job import on_job, served
+from support.training.models import ADAPTIVE, EXACT, difference, identical
 from tfdist import estimator
 
 pytestmark = ignore_warnings
@@ -69,17 +69,26 @@ def train_like_alone(ctx, kind, checkpoint_format, replicas=2):
     return values
 
 
+@pytest.mark.long(
+    covered_by=(
+        "test_async_with_one_worker, parallel/estimator/test_estimator_parity.py::test_all_reduce"
+    )
+)
 @on_ranks(2, check=identical)
 def test_all_reduce(ctx):
     return [value for name in FORMATS for value in train_like_alone(ctx, "all_reduce", name)]
 
 
+@pytest.mark.long(covered_by="test_async_with_one_worker")
 @on_ranks(2, check=identical)
 def test_all_reduce_with_two_devices_a_worker(ctx):
     two_devices()
     return train_like_alone(ctx, "all_reduce", "saver", replicas=4)
 
 
+@pytest.mark.long(
+    covered_by="test_async_with_one_worker, parallel/estimator/test_estimator_parity.py::test_sync"
+)
 @on_job(2, check=agree)
 def test_sync(ctx):
     if served():

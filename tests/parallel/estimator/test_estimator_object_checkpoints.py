@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 
-import estimators
 import pytest
-from estimator_data import ignore_warnings
-from estimator_job import train_and_evaluate
-from models import ADAPTIVE
-from ps_job import served
-from rank_outcome import describe_all
-from ranks import start_ranks
-from test_estimator_jobs import run, summaries
 
+from parallel.estimator.estimator_job import train_and_evaluate
+from parallel.estimator.test_estimator_jobs import run, summaries
+from support.estimator import estimators
+from support.estimator.estimator_data import ignore_warnings
+from support.processes.rank_outcome import describe_all
+from support.processes.ranks import start_ranks
+from support.ps_job import served
+from support.training.models import ADAPTIVE
 from tfdist.config.cluster import Cluster
 from tfdist.estimator.training.model_dir import end_of_training
 
@@ -61,6 +61,7 @@ def check(directory, last_step):
     assert max(evaluated) == last_step
 
 
+@pytest.mark.long(usual="sync-keras", covered_by="the other cases")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("kind", ["all_reduce", "sync"])
 def test_in_step(kind, model, tmp_path):
@@ -80,6 +81,7 @@ def test_in_step(kind, model, tmp_path):
     estimators.same(estimators.numbers(directory), expected, ADAPTIVE)
 
 
+@pytest.mark.long(covered_by="test_in_step, parallel/estimator/test_estimator_resume.py")
 @pytest.mark.parametrize("model", MODELS)
 def test_async(model, tmp_path):
     first = sum(job(tmp_path, "async", model, FIRST))
@@ -90,6 +92,7 @@ def test_async(model, tmp_path):
     check(tmp_path / "model", first + more)
 
 
+@pytest.mark.long(covered_by="test_in_step, parallel/estimator/test_estimator_resume.py")
 @pytest.mark.parametrize("model", MODELS)
 def test_no_strategy(model, tmp_path):
     """TensorFlow's own between-graph training, whose chief saves without waiting for the worker."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from optimized_estimators import (
+
+import tfdist
+from parallel.estimator.optimized_estimators import (
     ADAPTIVE,
     BATCH,
     IDS,
@@ -19,13 +21,19 @@ from optimized_estimators import (
     train,
     train_like_alone,
 )
-from ps_job import on_job, served
-
-import tfdist
+from support.ps_job import on_job, served
 
 pytestmark = pytest.mark.timeout(120)
 
 
+# Adam, and one of each family.
+@pytest.mark.long(
+    "*-v1_sgd",
+    "*-v1_adam",
+    "*-sgd",
+    "*-adagrad",
+    covered_by="the other cases, single/ps/test_server_optimizers.py",
+)
 @pytest.mark.parametrize("optimizer", [n for n in ON_SERVERS if OPTIMIZERS[n][2]] + ["clipped"])
 @on_job(1, 2, timeout=90)
 def test_one_worker(ctx, optimizer):
@@ -35,6 +43,9 @@ def test_one_worker(ctx, optimizer):
     train_like_alone(ctx, own(optimizer), tolerance, ps_optimizer="server")
 
 
+@pytest.mark.long(
+    usual="3-ranks-adam", covered_by="the other cases, single/ps/test_server_optimizers.py"
+)
 @pytest.mark.parametrize("optimizer", ON_SERVERS_IN_SYNC)
 @on_job(2, timeout=90)
 def test_in_sync(ctx, optimizer):
@@ -44,6 +55,7 @@ def test_in_sync(ctx, optimizer):
     train_like_alone(ctx, own(optimizer), tolerance, mode="sync", ps_optimizer="server")
 
 
+@pytest.mark.long(covered_by="test_in_sync, single/ps/test_server_optimizers.py")
 @pytest.mark.parametrize("optimizers", [("sgd", "adam"), ("adagrad", "adagrad")])
 @on_job(2, timeout=90)
 def test_canned_in_sync(ctx, optimizers):
@@ -52,6 +64,13 @@ def test_canned_in_sync(ctx, optimizers):
     train_like_alone(ctx, canned(optimizers), ADAPTIVE, mode="sync", ps_optimizer="server")
 
 
+@pytest.mark.long(
+    "*-v1_adam",
+    "*-v1_momentum",
+    "*-v1_ftrl_rows",
+    "*-adagrad_epsilon",
+    covered_by="the other cases",
+)
 @pytest.mark.parametrize("optimizer", ["v1_adam", *REFUSED])
 @on_job(1, timeout=90)
 def test_on_the_worker(ctx, optimizer):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 
-import estimators
 import numpy as np
+import pytest
 import tensorflow as tf
-from estimators import BATCH, STEPS, STRATEGIES, TOLERANCES, input_fn, same, saved
-from models import ADAPTIVE, identical
-from ps_job import on_job, served
-from ranks import on_ranks
 
+from support.estimator import estimators
+from support.estimator.estimators import BATCH, STEPS, STRATEGIES, TOLERANCES, input_fn, same, saved
+from support.processes.ranks import on_ranks
+from support.ps_job import on_job, served
+from support.training.models import ADAPTIVE, identical
 from tfdist import estimator
 
 MOVING = [f"batch_normalization/moving_{name}" for name in ("mean", "variance")]
@@ -52,6 +53,7 @@ def test_all_reduce(ctx):
     return train_like_alone(ctx, "all_reduce", TOLERANCES)
 
 
+@pytest.mark.long(covered_by="test_all_reduce")
 @on_ranks(3, check=identical)
 def test_all_reduce_on_three_workers(ctx):
     return train_like_alone(ctx, "all_reduce")
@@ -62,6 +64,7 @@ def test_sync(ctx):
     return None if served() else train_like_alone(ctx, "sync", TOLERANCES)
 
 
+@pytest.mark.long(covered_by="test_sync")
 @on_job(2, servers=2, check=agree)
 def test_sync_with_two_servers(ctx):
     return None if served() else train_like_alone(ctx, "sync", ["adam"])
@@ -73,6 +76,7 @@ def test_async_with_one_worker(ctx):
         train_like_alone(ctx, "async", TOLERANCES)
 
 
+@pytest.mark.long(covered_by="test_moving_statistics_in_sync")
 @on_ranks(2, check=identical)
 def test_moving_statistics_with_all_reduce(ctx):
     return train_like_alone(ctx, "all_reduce", normalized=BATCH // 2)
@@ -132,16 +136,21 @@ def words_too(input_context=None):
     return input_fn()(input_context).map(add)
 
 
+@pytest.mark.long(covered_by="test_all_reduce, parallel/estimator/test_estimator_resume.py")
 @on_ranks(2, check=identical)
 def test_all_reduce_goes_on_and_back(ctx):
     return go_on_like_alone(ctx, "all_reduce", adam, input_fn(), ADAPTIVE)
 
 
+@pytest.mark.long(covered_by="test_sync, parallel/estimator/test_estimator_resume.py")
 @on_job(2, check=agree)
 def test_sync_goes_on_and_back(ctx):
     return None if served() else go_on_like_alone(ctx, "sync", adam, input_fn(), ADAPTIVE)
 
 
+@pytest.mark.long(
+    covered_by="test_async_with_one_worker, parallel/estimator/test_estimator_resume.py"
+)
 @on_job(1)
 def test_async_goes_on_and_back(ctx):
     if not served():
@@ -153,6 +162,7 @@ def test_canned_with_all_reduce(ctx):
     return go_on_like_alone(ctx, "all_reduce", linear_and_deep, words_too, ADAPTIVE, back=False)
 
 
+@pytest.mark.long(covered_by="test_canned_with_all_reduce, test_sync")
 @on_job(2, servers=2, check=agree)
 def test_canned_in_sync(ctx):
     if served():
@@ -160,6 +170,7 @@ def test_canned_in_sync(ctx):
     return go_on_like_alone(ctx, "sync", linear_and_deep, words_too, ADAPTIVE, back=False)
 
 
+@pytest.mark.long(covered_by="test_canned_with_all_reduce, test_async_with_one_worker")
 @on_job(1)
 def test_canned_async(ctx):
     if not served():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 
-import estimators
 import pytest
-from estimators import STRATEGIES, input_fn, saved
-from ps_job import roles
-from ranks import start_ranks
+
+from support.estimator import estimators
+from support.estimator.estimators import STRATEGIES, input_fn, saved
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -35,6 +36,7 @@ def train(ctx, kind):
         ctx.report("steps in all", steps.count)
 
 
+@pytest.mark.long("async", covered_by="the other cases")
 @pytest.mark.parametrize("kind", ["all_reduce", "async", "sync"])
 def test_the_last_step_is_saved(tmp_path, kind):
     tasks = None if kind == "all_reduce" else roles(2)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
 from tfdist import estimator
 
 

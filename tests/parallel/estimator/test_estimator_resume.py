@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 
-import estimators
 import pytest
 import tensorflow as tf
-from estimators import STRATEGIES, input_fn, saved
-from models import EXACT
-from ranks import start_ranks
+
+from support.estimator import estimators
+from support.estimator.estimators import STRATEGIES, input_fn, saved
+from support.processes.ranks import start_ranks
+from support.training.models import EXACT
 
 pytestmark = pytest.mark.timeout(180)
 

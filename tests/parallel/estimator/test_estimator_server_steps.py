@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimized_estimators import train
-from ps_job import on_job, served
 
 import tfdist
+from parallel.estimator.optimized_estimators import train
+from support.ps_job import on_job, served
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.timeout(120)
@@ -35,6 +35,7 @@ def _slope_estimator(optimizer):
     )
 
 
+@pytest.mark.long(covered_by="test_adam_of_several_workers")
 @on_job(3, 2, timeout=90)
 def test_no_step_of_several_workers_is_lost(ctx):
     """Each worker's step moves on from those of the others, and so do the slots."""

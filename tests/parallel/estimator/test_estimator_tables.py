@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import shutil
 
-import estimators
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimators import STEPS, STRATEGIES, checkpoints, saved
-from models import ADAPTIVE, EXACT, difference
-from plain_tensorflow import serve
-from ps_job import on_job, roles, served
-from rank_outcome import describe_all
-from ranks import on_ranks, start_ranks
 
 import tfdist
+from parallel.estimator.plain_tensorflow import serve
+from support.estimator import estimators
+from support.estimator.estimators import STEPS, STRATEGIES, checkpoints, saved
+from support.processes.rank_outcome import describe_all
+from support.processes.ranks import on_ranks, start_ranks
+from support.ps_job import on_job, roles, served
+from support.training.models import ADAPTIVE, EXACT, difference
 from tfdist import estimator
 from tfdist.errors import CheckpointError
 

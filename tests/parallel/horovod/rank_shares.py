@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import models
 import numpy as np
 import tensorflow as tf
 
 import tfdist
+from support.training import models
 from tfdist.job import process
 
 BATCH = 32  # rows of each rank in a step

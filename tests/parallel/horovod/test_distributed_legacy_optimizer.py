@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import models
 import numpy as np
 import pytest
-import rank_shares
 import tensorflow as tf
-from models import ADAPTIVE, EXACT, identical
-from rank_shares import own_rows
-from ranks import on_ranks
 
 import tfdist
+from parallel.horovod import rank_shares
+from parallel.horovod.rank_shares import own_rows
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import ADAPTIVE, EXACT, identical
 
 STEPS = 6
 LEGACY = {"TF_USE_LEGACY_KERAS": "1"}

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
 import pytest
-import rank_shares
 import tensorflow as tf
-from models import ADAPTIVE, EXACT, identical
-from rank_shares import own_rows
-from ranks import on_ranks, start_ranks
 
 import tfdist
+from parallel.horovod import rank_shares
+from parallel.horovod.rank_shares import own_rows
+from support.processes.ranks import on_ranks, start_ranks
+from support.training import models
+from support.training.models import ADAPTIVE, EXACT, identical
 
 STEPS = 6
 OPTIMIZERS = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
 import pytest
-from models import identical
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import identical
 from tfdist.callbacks import (
     BroadcastGlobalVariablesCallback,
     LearningRateScheduleCallback,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-import rank_shares
 import tensorflow as tf
-from ranks import on_ranks
 
 import tfdist
+from parallel.horovod import rank_shares
+from support.processes.ranks import on_ranks
 from tfdist.callbacks import BroadcastGlobalVariablesCallback
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
-import rank_shares
 import tensorflow as tf
-from models import EXACT, identical
-from ranks import on_ranks
 
 import tfdist
+from parallel.horovod import rank_shares
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import EXACT, identical
 
 
 def _run(layer, inputs, upstream, mask=None):

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from launching import PACKAGE
-from ranks import on_ranks, start_ranks
 
+from support.launching import PACKAGE
+from support.processes.ranks import on_ranks, start_ranks
 from tfdist.check import measure
 from tfdist.check.examine import examine
 from tfdist.config.cluster import Cluster
@@ -56,6 +56,9 @@ def test_a_slow_task_and_a_wrong_clock_are_named(ctx):
     assert "worker 1" in report.as_text() and len(json.loads(report.as_json())["workers"]) == 3
 
 
+@pytest.mark.long(
+    covered_by="test_a_slow_task_and_a_wrong_clock_are_named, single/check/test_check_command.py"
+)
 @pytest.mark.timeout(300)
 def test_the_command(tmp_path):
     """The launcher's tasks meet; what they print is one JSON object, and nothing else."""
@@ -85,6 +88,9 @@ def _on_hosts(ctx, hosts, addresses):
     return [(f.who, f.text) for f in report.findings if "MB/s" in f.text], report.links
 
 
+@pytest.mark.long(
+    covered_by="test_a_slow_task_and_a_wrong_clock_are_named, single/check/test_judge.py"
+)
 @pytest.mark.timeout(240)
 def test_a_slow_link_is_named(tmp_path):
     """Of three hosts one has a slow cable: two of the three links are slow."""

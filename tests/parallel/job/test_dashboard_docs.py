@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from example_runs import ROOT, shell
 
-pytestmark = pytest.mark.timeout(180)
+from support.example_runs import ROOT, shell
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.long(covered_by="parallel/job/test_stragglers.py"),
+]
 PAGE = (ROOT / "docs/dashboard.md").read_text()
 
 

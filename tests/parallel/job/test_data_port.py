@@ -16,12 +16,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import classifier, examples
-from ranks import start_ranks
-from raw_data_peer import HELLO, HELLO_BYTES, MAGIC, PROOF, PROOF_BYTES, frame, hello
-from tiers import rounds
 
 import tfdist
+from support.processes.ranks import start_ranks
+from support.raw_data_peer import HELLO, HELLO_BYTES, MAGIC, PROOF, PROOF_BYTES, frame, hello
+from support.tiers import rounds
+from support.training.models import classifier, examples
 
 STEPS = 300
 STRANGERS = rounds(2_000, long=10_000)

@@ -15,11 +15,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import classifier, examples
-from ranks import on_ranks, start_ranks, tf_config
-from warm_python import interpreter
 
 import tfdist
+from support.processes.ranks import on_ranks, start_ranks, tf_config
+from support.training.models import classifier, examples
+from support.warm_python import interpreter
 from tfdist import ops
 from tfdist.launch.ports import free_ports
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from warm_python import interpreter
 
 import tfdist
+from support.warm_python import interpreter
 from tfdist.launch.ports import free_ports
 
 PACKAGE = str(Path(tfdist.__file__).parents[1])
@@ -118,6 +118,7 @@ def run(tmp_path: Path, script: str, environment: Environments, tasks: int) -> l
     return sorted(lines)
 
 
+@pytest.mark.long("open_mpi", covered_by="the other cases, single/config/test_environments.py")
 @pytest.mark.parametrize("environment", [open_mpi, torchrun])
 def test_ranks(tmp_path, environment):
     assert run(tmp_path, SCRIPT, environment, 2) == [
@@ -126,6 +127,7 @@ def test_ranks(tmp_path, environment):
     ]
 
 
+@pytest.mark.long(covered_by="test_ranks, single/config/test_environments.py")
 def test_a_parameter_server(tmp_path):
     assert run(tmp_path, PS_SCRIPT, slurm, 3) == [
         "rank 0 of 2 has trained",

@@ -9,8 +9,8 @@ import time
 
 import pytest
 import tensorflow as tf
-from ranks import start_ranks
 
+from support.processes.ranks import start_ranks
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.job import process

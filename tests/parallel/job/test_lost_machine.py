@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from known_gradient import ended_well, wait_until
-from ps_job import served
-from ranks import on_ranks, start_ranks
-from table_job import Tables
 
+from support.processes.ranks import on_ranks, start_ranks
+from support.ps_job import served
+from support.table_job import Tables
+from support.training.known_gradient import ended_well, wait_until
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
@@ -114,6 +114,8 @@ def push(ctx):
     return pushed, value
 
 
+# It waits for half a minute.
+@pytest.mark.long(covered_by="test_silent_connections_are_probed")
 @pytest.mark.timeout(150)
 def test_both_sides_know_soon_and_servers_go_on(tmp_path):
     env = {"TFDIST_RENDEZVOUS_TIMEOUT": "100"}

@@ -6,16 +6,16 @@ import threading
 import time
 import urllib.request
 
-import estimators
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from prometheus_client.parser import text_string_to_metric_families
-from ps_job import meet, on_job
-from ranks import on_ranks
 
 import tfdist
+from support.estimator import estimators
+from support.processes.ranks import on_ranks
+from support.ps_job import meet, on_job
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.job import process

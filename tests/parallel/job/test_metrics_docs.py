@@ -6,16 +6,19 @@ import json
 import re
 
 import pytest
-from example_runs import ROOT, shell
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.example_runs import ROOT, shell
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.data.queue.master import TaskMaster
 from tfdist.observe.metrics.collector import describe
 from tfdist.ops import ServerStats, TableStats
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.long(covered_by="parallel/job/test_metrics.py"),
+]
 PAGE = (ROOT / "docs/metrics.md").read_text()
 
 

@@ -9,9 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import Launcher
 
-pytestmark = pytest.mark.timeout(240)
+from support.launching import Launcher
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.long(
+        covered_by="parallel/keras/test_preemption.py, single/launch/test_launch_notice.py"
+    ),
+]
 PAGE = Path(__file__).parents[3] / "docs" / "preemption.md"
 
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import warm_python
-from launching import PACKAGE, Launched
 
+from support import warm_python
+from support.launching import PACKAGE, Launched
 from tfdist.cli.main import main
 from tfdist.launch.ports import free_ports
 
@@ -27,6 +27,8 @@ pytestmark = [
         shutil.which("prometheus") is None,
         reason="Prometheus is not installed: apt-get install prometheus",
     ),
+    # It needs a Debian package.
+    pytest.mark.long(covered_by="parallel/job/test_metrics.py"),
 ]
 OBSERVABILITY = Path(__file__).parents[3] / "docs" / "observability"
 ROWS = 256

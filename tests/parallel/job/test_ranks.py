@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from ranks import on_ranks, start_ranks
 
+from support.processes.ranks import on_ranks, start_ranks
 from tfdist.launch.ports import ephemeral_range
 
 

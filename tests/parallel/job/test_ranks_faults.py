@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import start_ranks
+
+from support.processes.ranks import start_ranks
 
 
 def count_steps(ctx):
@@ -67,7 +68,7 @@ def test_a_rank_that_was_killed_can_be_started_again():
 
 
 def test_a_rank_that_runs_is_not_started_again(monkeypatch):
-    monkeypatch.setattr("rank_group._REAP_TIMEOUT", 0.2)
+    monkeypatch.setattr("support.processes.rank_group._REAP_TIMEOUT", 0.2)
     with start_ranks(meet_and_count, 1) as ranks:
         ranks.wait_for(0, "pid")
         with pytest.raises(AssertionError, match="rank 0 has to end before it can be started"):
@@ -165,9 +166,7 @@ def test_a_body_inside_a_function_is_refused():
 PARENT = """
 import sys
 sys.path[:0] = {path!r}
-import ranks
-# Nothing here needs TensorFlow.
-ranks.PRELOAD = ("rank_process",)
+from support.processes import ranks
 from rank_parent_body import wait_for_ever
 with ranks.start_ranks(wait_for_ever, 2) as group:
     for rank in range(2):

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
 from tfdist import ops
 from tfdist.errors import NotInitializedError
 

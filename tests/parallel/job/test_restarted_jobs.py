@@ -7,8 +7,9 @@ import re
 import textwrap
 
 import pytest
-from launching import Launcher
-from warm_python import interpreter
+
+from support.launching import Launcher
+from support.warm_python import interpreter
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -81,6 +82,7 @@ def restarts(err):
     return [line for line in err if re.match("tfdist run: .*restarts left", line)]
 
 
+@pytest.mark.long(covered_by="parallel/keras/test_resume_after_kills.py")
 def test_all_reduce_resumes_from_the_backup(run, tmp_path):
     code, out, err = run(
         """
@@ -110,6 +112,7 @@ def test_all_reduce_resumes_from_the_backup(run, tmp_path):
         assert end["difference"] < 1e-5
 
 
+@pytest.mark.long(covered_by="parallel/ps/test_ps_faults.py")
 @pytest.mark.parametrize("saved", [True, False], ids=["checkpoint_dir", "no_checkpoint_dir"])
 def test_a_killed_server_is_replaced_and_the_workers_go_on(run, tmp_path, saved):
     code, out, err = run(
@@ -141,6 +144,8 @@ def test_a_killed_server_is_replaced_and_the_workers_go_on(run, tmp_path, saved)
     assert (begins_anew, goes_on) == (not saved, saved)
 
 
+# The chief restarts as a worker does.
+@pytest.mark.long("chief 0", covered_by="the other cases")
 @pytest.mark.parametrize("victim", ["worker 0", "chief 0"])
 def test_a_killed_worker_comes_back_to_the_servers_values(run, tmp_path, victim):
     code, out, err = run(
@@ -167,6 +172,8 @@ def test_a_killed_worker_comes_back_to_the_servers_values(run, tmp_path, victim)
     assert end["after"] >= end["before"] + 24
 
 
+# A worker that fails comes back as one that is killed.
+@pytest.mark.long(covered_by="test_a_killed_worker_comes_back_to_the_servers_values")
 def test_a_worker_that_exits_with_a_failure_has_not_left(run, tmp_path):
     code, out, err = run(
         "victim = None\n",

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import grpc
 import pytest
-from example_runs import ROOT
-from known_gradient import ended_well, go_on, reach, train, weight_after
-from launching import PACKAGE
-from ps_job import roles
-from ranks import start_ranks
-from raw_data_peer import HEADER_BYTES, MAGIC, find_door, hello, introduce, receive
-from warm_python import interpreter
 
+from support.example_runs import ROOT
+from support.launching import PACKAGE
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.raw_data_peer import HEADER_BYTES, MAGIC, find_door, hello, introduce, receive
+from support.training.known_gradient import ended_well, go_on, reach, train, weight_after
+from support.warm_python import interpreter
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
 from tfdist.ps.config import PsConfig, fingerprint
@@ -51,6 +51,7 @@ def environment() -> dict[str, str]:
     return dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3")
 
 
+@pytest.mark.long(covered_by="test_a_job_of_tfdist_run_refuses_strangers")
 def test_the_commands_of_the_page(tmp_path):
     (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/security.md").read_text(), re.DOTALL)
     command = f'tfdist() {{ "{interpreter()}" -m tfdist "$@"; }}\n{block}'

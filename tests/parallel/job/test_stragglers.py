@@ -8,9 +8,9 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
 from tfdist.job import process
 from tfdist.observe.live.records import activity
 from tfdist.observe.live.sampler import Sampler

@@ -6,10 +6,10 @@ import contextlib
 
 import keras
 import numpy as np
-from models import difference
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training.models import difference
 
 ROWS, CLASSES = 10, 3
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 
-import models
 import pytest
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
 from tfdist.callbacks import OnRankZero
 from tfdist.keras.callback import Callback
 

@@ -8,10 +8,10 @@ import types
 
 import keras
 import pytest
-from example_runs import ROOT, shell
-from file_callbacks import arguments, model_of
 
 import tfdist
+from support.elastic.file_callbacks import arguments, model_of
+from support.example_runs import ROOT, shell
 
 pytestmark = pytest.mark.timeout(180)
 PAGE = (ROOT / "docs/callbacks.md").read_text()

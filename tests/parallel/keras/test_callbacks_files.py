@@ -9,11 +9,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from file_callbacks import arguments, check_equal, contents, model_of, replace_package
-from ps_job import on_job, served
-from ranks import on_ranks
 
 import tfdist
+from support.elastic.file_callbacks import (
+    arguments,
+    check_equal,
+    contents,
+    model_of,
+    replace_package,
+)
+from support.processes.ranks import on_ranks
+from support.ps_job import on_job, served
 from tfdist.callbacks import OnRankZero
 from tfdist.keras.callback import Callback
 

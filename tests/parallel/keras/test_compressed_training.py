@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import classifier, identical
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import classifier, identical
 from tfdist.compression import BF16, FP16, OneBit, PowerSGD, TopK
 
 METHODS = {"topk": TopK(0.1, min_elements=16), "powersgd": PowerSGD(2, min_elements=16)}
@@ -165,6 +165,7 @@ def test_keras_3_learns_in_mixed_precision(ctx):
     return compare({"powersgd, late": late}, keras)
 
 
+@pytest.mark.long(covered_by="test_keras_3_learns, test_tf_keras_keeps_what_was_not_sent")
 @on_ranks(2, check=identical, timeout=120, env={"TF_USE_LEGACY_KERAS": "1"})
 def test_tf_keras_learns(ctx):
     import tf_keras

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import custom_loop
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import ADAPTIVE, EXACT, identical
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import custom_loop
+from support.training.models import ADAPTIVE, EXACT, identical
 
 STEPS = 20
 

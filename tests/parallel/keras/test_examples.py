@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from example_runs import ROOT, alone, documented_command, tfdist_run, typed
+
+from support.example_runs import ROOT, alone, documented_command, tfdist_run, typed
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -23,6 +24,11 @@ def test_fashion_mnist_prints_once_from_the_chief():
     assert 0 < float(re.search(r"([\d.]+)%", share)[1]) < 100
 
 
+@pytest.mark.long(
+    covered_by=(
+        "test_fashion_mnist_prints_once_from_the_chief, parallel/collectives/test_compression.py"
+    )
+)
 def test_fashion_mnist_sends_less_when_it_compresses():
     sent = {}
     for method in ("bf16", "topk"):
@@ -36,6 +42,7 @@ def test_fashion_mnist_sends_less_when_it_compresses():
     assert 0.02 <= sent["topk"] / (4 * 422_154) < 0.03
 
 
+@pytest.mark.long(covered_by="parallel/local_updates/test_local_updates.py")
 def test_local_updates_send_less():
     sent = {}
     for rule in ("none", "diloco"):
@@ -51,6 +58,7 @@ def test_local_updates_send_less():
     assert sent["diloco"] / sent["none"] == pytest.approx(7 / 49, rel=0.05)
 
 
+@pytest.mark.long(covered_by="test_fashion_mnist_prints_once_from_the_chief")
 def test_multi_worker_with_keras_saves_and_reads_back(tmp_path):
     lines = tfdist_run(
         ROOT / "keras_examples/multi_worker_with_keras.py",
@@ -61,6 +69,7 @@ def test_multi_worker_with_keras_saves_and_reads_back(tmp_path):
     assert (tmp_path / "model.keras").stat().st_size > 10_000
 
 
+@pytest.mark.long(covered_by="parallel/keras/test_resume_after_kills.py")
 def test_multi_worker_with_keras_goes_on_after_it_was_killed(tmp_path):
     options = ["--epochs", "2", "--steps-per-epoch", "8", "--backup-every", "3"]
     script, sums = ROOT / "keras_examples/multi_worker_with_keras.py", []
@@ -77,6 +86,12 @@ def test_multi_worker_with_keras_goes_on_after_it_was_killed(tmp_path):
     assert sums[0] == pytest.approx(sums[1], abs=0.01)
 
 
+@pytest.mark.long(
+    covered_by=(
+        "test_an_elastic_script_ends_with_the_results_of_one_process, "
+        "parallel/elastic/test_elastic_faults.py"
+    )
+)
 def test_elastic_ends_with_the_weights_of_one_process(tmp_path):
     command = documented_command("keras_examples/elastic.py")
     command[command.index("--output") + 1] = str(tmp_path / "killed")
@@ -118,6 +133,7 @@ def test_an_elastic_script_ends_with_the_results_of_one_process(tmp_path):
         np.testing.assert_allclose(other, one, rtol=1e-9)
 
 
+@pytest.mark.long("docs/*", covered_by="the other cases")
 @pytest.mark.parametrize(
     "page",
     [
@@ -137,6 +153,7 @@ def test_the_first_program_of_a_page_runs_on_two_workers(tmp_path, page):
     assert any("loss" in line for line in lines)
 
 
+@pytest.mark.long(covered_by="parallel/keras/test_several_devices.py")
 def test_the_program_for_several_devices_runs_on_two_workers(tmp_path):
     page = (ROOT / "docs/mirrored.md").read_text()
     programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
@@ -148,6 +165,7 @@ def test_the_program_for_several_devices_runs_on_two_workers(tmp_path):
     assert any("loss" in line for line in lines)
 
 
+@pytest.mark.long(covered_by="parallel/ps/test_ps_sync.py, parallel/ps/test_ps_faults.py")
 @pytest.mark.parametrize(
     ("tasks", "arguments", "expected"),
     [
@@ -171,6 +189,7 @@ def test_parameter_server(tmp_path, tasks, arguments, expected):
     assert all(Path(part["file"]).stat().st_size == part["bytes"] for part in manifest["servers"])
 
 
+@pytest.mark.long(covered_by="parallel/ps/test_ps_sync.py")
 def test_parameter_server_alone():
     script = ROOT / "keras_examples/parameter_server.py"
     printed = alone(script, "--limit", "2000", "--epochs", "1")
@@ -184,6 +203,7 @@ def printed_once(lines: list[str], pattern: str) -> float:
     return float(found[0][1][1])
 
 
+@pytest.mark.long(covered_by="parallel/embedding/test_embedding_parity.py")
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_movielens_beside_plain_keras(mode):
     script = ROOT / "keras_examples/movielens.py"
@@ -203,6 +223,11 @@ def test_movielens_beside_plain_keras(mode):
     assert remote == pytest.approx(float(plain[1]), abs=0.015)
 
 
+@pytest.mark.long(
+    covered_by=(
+        "parallel/embedding/test_embedding_parity.py, single/examples/test_movielens_data.py"
+    )
+)
 def test_movielens_alone_and_without_data(tmp_path):
     script = ROOT / "keras_examples/movielens.py"
     printed = alone(script, "--limit", "2000", "--epochs", "1")
@@ -211,6 +236,9 @@ def test_movielens_alone_and_without_data(tmp_path):
         alone(script, "--data", str(tmp_path))
 
 
+@pytest.mark.long(
+    covered_by="parallel/embedding/test_embedding_parity.py, single/examples/test_criteo.py"
+)
 def test_criteo_synthetic():
     lines = tfdist_run(
         ROOT / "keras_examples/criteo_synthetic.py",
@@ -228,6 +256,7 @@ def test_criteo_synthetic():
     assert 0.55 < learnt < possible < 0.9
 
 
+@pytest.mark.long(covered_by="parallel/ps/test_ps_sync.py")
 def test_the_programs_for_parameter_servers_run(tmp_path):
     page = (ROOT / "docs/parameter_server.md").read_text()
     script = tmp_path / "train.py"
@@ -239,6 +268,11 @@ def test_the_programs_for_parameter_servers_run(tmp_path):
     assert len(of_all) == 2 and len({line.partition("]")[2] for line in of_all}) == 1, of_all
 
 
+@pytest.mark.long(
+    covered_by=(
+        "parallel/horovod/test_distributed_optimizer.py, parallel/horovod/test_distributed_tape.py"
+    )
+)
 @pytest.mark.parametrize("options", [[], ["--loop", "--passes", "2"]], ids=["fit", "loop"])
 def test_horovod_style(options):
     command = documented_command("keras_examples/horovod_style.py")
@@ -249,6 +283,9 @@ def test_horovod_style(options):
     assert float(re.search(r"accuracy: ([\d.]+)", accuracy)[1]) > 0.7
 
 
+@pytest.mark.long(
+    covered_by="parallel/horovod/test_distributed_optimizer.py, parallel/elastic/test_run.py"
+)
 def test_the_programs_of_the_porting_guide_run_on_two_workers(tmp_path, monkeypatch):
     page = (ROOT / "docs/porting.md").read_text()
     before = re.findall(r"^```python before\n(.*?)^```", page, re.DOTALL | re.MULTILINE)

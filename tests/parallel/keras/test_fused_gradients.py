@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.job import process

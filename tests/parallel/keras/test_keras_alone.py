@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 import keras
-import models
 import pytest
-from models import classifier, train_like_one_process
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import classifier, train_like_one_process
 
 
 @pytest.mark.parametrize("described", [True, False], ids=["tf_config", "no_tf_config"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import models
 import pytest
-from models import ADAPTIVE, identical
-from ranks import on_ranks
+
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import ADAPTIVE, identical
 
 ROWS, STEPS = 64, 10
 
@@ -37,6 +38,7 @@ def test_keras_3(ctx):
     )
 
 
+@pytest.mark.long("2-ranks-BatchNormalization", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["BatchNormalization", "SyncBatchNormalization"])
 @on_ranks(2, check=identical, env={"TF_USE_LEGACY_KERAS": "1"})
 def test_tf_keras(ctx, name):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import keras
-import models
 import pytest
 from keras.callbacks import (
     BackupAndRestore,
@@ -15,10 +14,17 @@ from keras.callbacks import (
     ModelCheckpoint,
     ReduceLROnPlateau,
 )
-from models import built_classifier, classifier, difference, identical, train_like_one_process
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import (
+    built_classifier,
+    classifier,
+    difference,
+    identical,
+    train_like_one_process,
+)
 
 BATCH, STEPS = 64, 4
 
@@ -104,6 +110,7 @@ class _Stopped(Exception):
     """What ends a training before its time."""
 
 
+@pytest.mark.long("2-ranks-own_directories", covered_by="the other cases")
 @pytest.mark.parametrize("shared", [True, False], ids=["shared_directory", "own_directories"])
 @on_ranks(2, check=identical)
 def test_backup_and_restore(ctx, tmp_path, shared):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from models import classifier, examples, identical, train_like_one_process
-from more_models import WORDS, nested_dataset, nested_model, reader_of_words, words
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import classifier, examples, identical, train_like_one_process
+from support.training.more_models import WORDS, nested_dataset, nested_model, reader_of_words, words
 
 
+@pytest.mark.long("3-ranks", covered_by="the other cases")
 @on_ranks(2, 3, check=identical)
 def test_predict_returns_all_rows_in_order_on_every_worker(ctx):
     with tfdist.MultiWorkerMirroredStrategy().scope():
@@ -87,6 +88,8 @@ def _weights_of_rows():
     return np.linspace(0.0, 2.0, 320, dtype="float32")
 
 
+# Class weights become sample weights.
+@pytest.mark.long("*-class_weight", covered_by="the other cases")
 @pytest.mark.parametrize(
     "options",
     [

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import keras
-import models
 import pytest
-from models import ADAPTIVE, EXACT, built_classifier, classifier, difference, examples, identical
-from more_models import (
+
+import tfdist
+from support.processes.ranks import on_ranks
+from support.tiers import chosen
+from support.training import models
+from support.training.models import (
+    ADAPTIVE,
+    EXACT,
+    built_classifier,
+    classifier,
+    difference,
+    examples,
+    identical,
+)
+from support.training.more_models import (
     CLIPPED,
     loss_scaled_classifier,
     overflow_on_one_of_two,
     train_embedding_like_one_process,
 )
-from ranks import on_ranks
-from tiers import chosen
-
-import tfdist
 
 STEPS = 20
 
@@ -59,6 +67,8 @@ def test_clipping_by_replica(ctx):
     return [*model.get_weights(), *models.slots(model)]
 
 
+# Adam, which has slots.
+@pytest.mark.long("*-sgd", "*-adagrad", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("name", "tolerance", "ids_dtype"),
     [("SGD", EXACT, "int32"), ("Adam", ADAPTIVE, "int64"), ("Adagrad", ADAPTIVE, "int32")],

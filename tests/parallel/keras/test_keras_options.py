@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import classifier, examples, identical, train_like_one_process
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import classifier, examples, identical, train_like_one_process
 
 
 @pytest.mark.parametrize(

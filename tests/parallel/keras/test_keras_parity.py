@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import keras
-import models
 import pytest
-from models import (
+
+import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import (
     ADAPTIVE,
     EXACT,
     built_classifier,
@@ -15,9 +18,6 @@ from models import (
     identical,
     normalized_classifier,
 )
-from ranks import on_ranks
-
-import tfdist
 
 STEPS = 20
 OPTIMIZERS = {
@@ -27,6 +27,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.long("*-momentum", covered_by="the other cases")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @on_ranks(2, check=identical)
 def test_fit_evaluate_predict(ctx, name):
@@ -88,6 +89,7 @@ def test_batch_normalization_is_by_worker(ctx):
     return [*weights, *models.slots(model), predicted]
 
 
+@pytest.mark.long("*-uneven", covered_by="the other cases")
 @pytest.mark.parametrize("rows", [64 * 3 + 37, 64 * 3 + 1], ids=["uneven", "one_worker_empty"])
 @on_ranks(2, check=identical)
 def test_last_batch(ctx, rows):

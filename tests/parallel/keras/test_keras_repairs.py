@@ -11,18 +11,18 @@ import sys
 from unittest import mock
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras.callbacks import BackupAndRestore, ModelCheckpoint
 from keras.optimizers import LossScaleOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras_repairs import repaired, replacements_of, without
-from models import built_classifier
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.keras_repairs import repaired, replacements_of, without
+from support.training.models import built_classifier
 from tfdist.errors import UnsupportedKerasError
 from tfdist.keras import FOR_TF_KERAS, registry
 from tfdist.strategies._base import StrategyBase

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import output_losses
 import pytest
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import output_losses
 
 
 @on_ranks(2)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 
-import parity_models
 import pytest
-from models import identical
-from ps_job import meet, on_job, served
-from ranks import on_ranks
-from tiers import chosen
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.ps_job import meet, on_job, served
+from support.tiers import chosen
+from support.training import parity_models
+from support.training.models import identical
 
 # test_models_on_devices.py has the others.
 CASES = chosen(parity_models.CASES, "transformer", "GAN", "synchronized BatchNormalization")
@@ -34,6 +34,7 @@ def test_all_reduce(ctx):
     return {name: parity_models.train(case, strategy) for name, case in CASES.items()}
 
 
+@pytest.mark.long(covered_by="test_all_reduce, parallel/ps/test_ps_sync.py")
 @pytest.mark.timeout(180)
 @on_job(2, timeout=150.0, check=functools.partial(like_alone, "ParameterServerStrategy, sync"))
 def test_sync(ctx):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-import scope_cases
-from models import ADAPTIVE, difference
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import scope_cases
+from support.training.models import ADAPTIVE, difference
 
 
 @on_ranks(2, timeout=120.0)

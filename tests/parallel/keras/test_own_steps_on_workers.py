@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 
-import own_steps
+import pytest
 import tensorflow as tf
-from models import ADAPTIVE, difference, identical
-from ps_job import meet, on_job, served
-from rank_outcome import describe_all
-from ranks import on_ranks, start_ranks
-from tiers import chosen
 
 import tfdist
+from support.processes.rank_outcome import describe_all
+from support.processes.ranks import on_ranks, start_ranks
+from support.ps_job import meet, on_job, served
+from support.tiers import chosen
+from support.training import own_steps
+from support.training.models import ADAPTIVE, difference, identical
 
 NAMES = chosen(own_steps.PROGRAMS, "DCGAN", "ragged texts")
 
@@ -36,6 +37,8 @@ def test_workers(ctx):
     return _train(ctx)
 
 
+# Elastic workers reduce with the same code.
+@pytest.mark.long(covered_by="test_workers")
 def test_elastic_workers():
     with start_ranks(_train, 2, env={"TFDIST_ELASTIC": "2:2:2"}) as ranks:
         outcomes = ranks.join(150.0)

@@ -10,9 +10,10 @@ import signal
 import time
 
 import pytest
-import tiers
-from ranks import start_ranks
-from self_signal import signal_self
+
+from support import tiers
+from support.processes.ranks import start_ranks
+from support.processes.self_signal import signal_self
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -92,6 +93,10 @@ def told(ranks, who, after, delays=None):
         ranks[rank].send_signal(signal.SIGTERM)
 
 
+# A notice to all tasks; the agreement's own test has one to each.
+@pytest.mark.long(
+    "chief", "worker", covered_by="the other cases, single/control/test_stop_agreement.py"
+)
 @pytest.mark.parametrize("who", [[0], [1], [0, 1]], ids=["chief", "worker", "all"])
 def test_all_stop_after_the_same_step(tmp_path, who):
     draw = random.Random(len(who))
@@ -235,6 +240,7 @@ def tell_in_last_step(ctx, backup):
     return fit(ctx, backup=backup, epochs=2, at=at)
 
 
+@pytest.mark.long("False", covered_by="the other cases")
 @pytest.mark.parametrize("backup", [True, False])
 def test_at_the_end_of_fit_a_backup_is_kept(tmp_path, backup):
     with start_ranks(tell_in_last_step, 2, kwargs={"backup": backup}, tmp_path=tmp_path) as ranks:
@@ -377,6 +383,7 @@ def fit_of_tf_keras(ctx, save_freq):
     return {"code": code, "steps": steps.steps, "epochs": steps.epochs}
 
 
+@pytest.mark.long("100", covered_by="the other cases")
 @pytest.mark.parametrize("save_freq", ["epoch", 100])
 def test_tf_keras(tmp_path, save_freq):
     options = {"save_freq": save_freq}

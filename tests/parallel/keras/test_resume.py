@@ -6,14 +6,14 @@ import logging
 
 import keras
 import pytest
-import resuming
 import tensorflow as tf
 from keras.callbacks import BackupAndRestore, ModelCheckpoint
-from models import ADAPTIVE, EXACT, built_classifier, examples, identical
-from ranks import on_ranks
-from resuming import Follow, Interrupted
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import resuming
+from support.training.models import ADAPTIVE, EXACT, built_classifier, examples, identical
+from support.training.resuming import Follow, Interrupted
 
 # The step after the last backup, of those after every third step, before the interruption.
 _NEXT = {"endless_dataset": (1, 4), "dataset_longer_than_an_epoch": (1, 2)}
@@ -29,6 +29,10 @@ def _classifier(strategy, optimizer="sgd", **options):
         return built_classifier(made(), **options)
 
 
+@pytest.mark.long(
+    usual=("*-dataset_of_unknown_size", "*-threads_of_a_py_dataset"),
+    covered_by="the other cases, devices/test_resume_on_devices.py",
+)
 @pytest.mark.parametrize("kind", resuming.INPUTS)
 @on_ranks(2, check=identical)
 def test_inputs(ctx, tmp_path, kind):
@@ -44,6 +48,7 @@ def test_inputs(ctx, tmp_path, kind):
     return model.get_weights()
 
 
+@pytest.mark.long("*-adam-", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("optimizer", "middle"),
     [
@@ -75,6 +80,11 @@ def test_state_besides_weights(ctx, tmp_path, optimizer, middle):
     return model.get_weights()
 
 
+@pytest.mark.long(
+    "*-after_an_epoch",
+    "*-two_steps_at_once",
+    covered_by="the other cases, parallel/keras/test_preemption.py",
+)
 @pytest.mark.parametrize("at", ["after_an_epochs_last_step", "after_an_epoch", "two_steps_at_once"])
 @on_ranks(2, check=identical)
 def test_places(ctx, tmp_path, at):
@@ -99,6 +109,7 @@ def test_places(ctx, tmp_path, at):
     return model.get_weights()
 
 
+@pytest.mark.long(covered_by="devices/test_checkpoint.py, parallel/keras/test_keras_callbacks.py")
 @pytest.mark.parametrize("name", ["model-{epoch}-{batch}.keras", "latest.weights.h5"])
 @on_ranks(2, check=identical)
 def test_files_of_model_checkpoint(ctx, tmp_path, name):

@@ -9,15 +9,15 @@ import os
 import signal
 
 import keras
-import models
 import numpy as np
 import pytest
 from keras.callbacks import BackupAndRestore
-from models import ADAPTIVE, EXACT, built_classifier, difference
-from ranks import start_ranks
-from resuming import INPUTS
 
 import tfdist
+from support.processes.ranks import start_ranks
+from support.training import models
+from support.training.models import ADAPTIVE, EXACT, built_classifier, difference
+from support.training.resuming import INPUTS
 from tfdist.keras import state_file
 from tfdist.keras.state_file import CompletingSaver
 
@@ -103,6 +103,7 @@ def life(body, workers, *args, **kwargs):
     return outcomes[0].result
 
 
+@pytest.mark.long("more_workers", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("optimizer", "middle", "kind", "workers"),
     [

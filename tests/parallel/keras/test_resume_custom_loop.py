@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
 
 ROWS, BATCH = 44, 8  # six batches, the last one short
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras.callbacks import BackupAndRestore
-from ranks import on_ranks
-from resuming import Follow, Interrupted
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training.resuming import Follow, Interrupted
 from tfdist.keras.drawing import drawn, go_to
 
 ROWS, BATCH, EPOCHS = 40, 4, 3
@@ -212,6 +212,12 @@ def _assert_goes_on(make, data, path, at, before=None, save_freq=2):
     np.testing.assert_allclose(received.get_weights()[0], expected.get_weights()[0], rtol=1e-6)
 
 
+# Within an epoch those orders that several datasets draw from.
+@pytest.mark.long(
+    "*-within_an_epoch",
+    usual=("*-branches-*", "*-interleaved-*", "*-split_dataset-*"),
+    covered_by="the other cases",
+)
 @pytest.mark.parametrize("at", [(1, 4), (2, 0)], ids=["within_an_epoch", "between_epochs"])
 @pytest.mark.parametrize("kind", INPUTS)
 @on_ranks(1)

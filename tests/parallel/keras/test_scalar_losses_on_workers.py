@@ -6,13 +6,13 @@ import functools
 
 import keras
 import numpy as np
-from models import identical
-from ps_job import meet, on_job, served
-from ranks import on_ranks, start_ranks
-from scalar_losses import LOSSES, trained
-from tiers import chosen
 
 import tfdist
+from support.processes.ranks import on_ranks, start_ranks
+from support.ps_job import meet, on_job, served
+from support.tiers import chosen
+from support.training.models import identical
+from support.training.scalar_losses import LOSSES, trained
 
 NAMES = chosen(LOSSES, "mean", "reduction of a sum")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from logical_devices import two_devices
-from models import (
+
+import tfdist
+from support.processes.logical_devices import two_devices
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import (
     ADAPTIVE,
     EXACT,
     classifier,
@@ -17,9 +20,6 @@ from models import (
     identical,
     normalized_classifier,
 )
-from ranks import on_ranks
-
-import tfdist
 from tfdist.errors import ClusterConfigError
 
 STEPS = 10
@@ -32,6 +32,10 @@ OPTIMIZERS = {
 }
 
 
+# Adam, which has slots.
+@pytest.mark.long(
+    "*-momentum", "*-accumulation", covered_by="the other cases, devices/test_optimizers.py"
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @on_ranks(2, check=identical)
 def test_fit_evaluate_predict(ctx, name):

@@ -7,10 +7,10 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
-from known_gradient import wait_until
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training.known_gradient import wait_until
 
 
 @on_ranks(2, 3)

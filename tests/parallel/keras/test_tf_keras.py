@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import models
 import pytest
-from models import ADAPTIVE, EXACT, classifier, identical
-from more_models import train_embedding_like_one_process
-from ranks import on_ranks
+
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import ADAPTIVE, EXACT, classifier, identical
+from support.training.more_models import train_embedding_like_one_process
 
 STEPS = 20
 
 
+# Adam, which has slots.
+@pytest.mark.long("*-sgd", "*-momentum", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("name", "options", "tolerance"),
     [
@@ -65,6 +68,7 @@ def test_batch_normalization_and_sparse_gradients(ctx):
     return [*model.get_weights(), *_state_of(normalization)]
 
 
+@pytest.mark.long("*-sgd", "*-adagrad", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("name", "ids_dtype"),
     [("SGD", "int64"), ("Adam", "int32"), ("Adagrad", "int64")],

@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
-import searches
-from ps_job import on_job, served
-from ranks import on_ranks, start_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks, start_ranks
+from support.ps_job import on_job, served
+from support.training import searches
 from tfdist.errors import TfdistError
 
 pytest.importorskip("keras_tuner")
@@ -46,6 +46,7 @@ def run(body, size, folder, *args):
     return [outcome.result for outcome in outcomes]
 
 
+@pytest.mark.long("Hyperband", covered_by="the other cases, parallel/elastic/test_elastic_tuner.py")
 @pytest.mark.parametrize("kind", ["RandomSearch", "Hyperband"])
 def test_a_search_is_that_of_one_process(tmp_path, kind):
     (alone,) = run(search_alone, 1, tmp_path / "alone", kind, {})

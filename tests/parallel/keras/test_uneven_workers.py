@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
-import parity_models
 import pytest
 import tensorflow as tf
-from models import EXACT, built_classifier, difference, examples, identical
-from ranks import on_ranks
-from tiers import chosen
-from uneven_models import CASES
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.tiers import chosen
+from support.training import models, parity_models
+from support.training.models import EXACT, built_classifier, difference, examples, identical
+from support.training.uneven_models import CASES
 
 STEPS = 5
 # Others in test_uneven_batches.py, which weighs by the same code, and test_ps_uneven_workers.py.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import keras
-import models
 import tensorflow as tf
-from ps_job import on_job, served
 
 import tfdist
+from support.ps_job import on_job, served
+from support.training import models
 from tfdist.keras.workers import is_on_servers, is_table
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import parity_models
-from layer_cases import CASES
-from models import identical
-from ranks import on_ranks
-from tiers import LONG, chosen
-
 import tfdist
+from support.processes.ranks import on_ranks
+from support.tiers import LONG, chosen
+from support.training import parity_models
+from support.training.layer_cases import CASES
+from support.training.models import identical
 
 # Kernels that fail on empty batches, or give gradients of memory that nothing has written.
 LAYERS = chosen(CASES, "DepthwiseConv2D", "SeparableConv1D", "pooled mask", "BatchNormalization")

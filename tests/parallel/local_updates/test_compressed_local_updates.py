@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import identical
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training.models import identical
 from tfdist.compression import BF16, FP16, PowerSGD, TopK
 from tfdist.rules import DiLoCo, ModelAveraging
 
@@ -40,6 +40,7 @@ def trainer(compression, rule=None):
     return strategy, weight, step
 
 
+@pytest.mark.long("*-powersgd", covered_by="the other cases")
 @pytest.mark.parametrize("method", METHODS)
 @on_ranks(2, check=identical)
 def test_error_feedback_sends_all_in_the_end(ctx, method):
@@ -80,6 +81,9 @@ def test_top_k_follows_its_recurrence(ctx):
     return [weight.numpy()]
 
 
+@pytest.mark.long(
+    covered_by="test_error_feedback_sends_all_in_the_end, parallel/collectives/test_compression.py"
+)
 @on_ranks(2, check=identical)
 def test_bytes_of_each_method(ctx):
     """Sixteen bits halve the bytes; methods with feedback send what docs/compression.md says."""

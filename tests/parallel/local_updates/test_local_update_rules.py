@@ -5,13 +5,13 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-import quadratics
 import tensorflow as tf
-from models import identical
-from ranks import on_ranks
-from tiers import chosen
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.tiers import chosen
+from support.training import quadratics
+from support.training.models import identical
 from tfdist.rules import ADMM, BMUF, EASGD, DiLoCo, ModelAveraging, PostLocalSGD
 
 H, ROUNDS = 3, 6

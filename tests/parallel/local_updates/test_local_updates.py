@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 
 import keras
-import models
 import numpy as np
 import pytest
-import quadratics
 import tensorflow as tf
 import tf_keras
-from models import EXACT, difference, identical
-from ranks import on_ranks
-from tiers import LONG
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.tiers import LONG
+from support.training import models, quadratics
+from support.training.models import EXACT, difference, identical
 
 
 def make(sync_every, momentum=0.0):

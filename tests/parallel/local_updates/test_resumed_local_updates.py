@@ -6,14 +6,14 @@ import contextlib
 import logging
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import EXACT, difference, identical
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import EXACT, difference, identical
 from tfdist.compression import PowerSGD, TopK
 from tfdist.rules import ADMM, BMUF, EASGD, DiLoCo, PostLocalSGD, StreamingDiLoCo
 
@@ -55,6 +55,8 @@ def backup_in(folder):
     return keras.callbacks.BackupAndRestore(str(folder), save_freq=3)
 
 
+# DiLoCo and top-k have an outer optimizer and feedback.
+@pytest.mark.long(usual="2-ranks-DiLoCo with top-k", covered_by="the other cases")
 @pytest.mark.parametrize("case", CASES)
 @on_ranks(2, check=identical)
 def test_fit_goes_on_within_a_round(ctx, tmp_path, case):
@@ -96,6 +98,11 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+# A rule with momentum, slots that are reset, several steps at once.
+@pytest.mark.long(
+    usual=("1-rank-slots anew-1", "1-rank-averaging-7", "2-ranks-DiLoCo with top-k-1"),
+    covered_by="the other cases",
+)
 @pytest.mark.parametrize(
     ("case", "steps_per_execution"), [*((case, 1) for case in RULES), ("averaging", 7)]
 )
@@ -133,6 +140,7 @@ def test_a_round_that_is_open_after_the_last_batch(ctx, tmp_path, case, steps_pe
     return model.get_weights()
 
 
+@pytest.mark.long("*-DiLoCo with top-k-*", covered_by="the other cases")
 @pytest.mark.parametrize(("case", "at"), [("DiLoCo with top-k", 6), ("ADMM", 6), ("ADMM", 11)])
 @on_ranks(2, check=identical)
 def test_custom_loop_goes_on_within_a_round(ctx, tmp_path, case, at):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import logging
 
-import models
 import numpy as np
 import pytest
-from models import EXACT, difference, identical
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models
+from support.training.models import EXACT, difference, identical
 from tfdist.rules import ADMM, DiLoCo, StreamingDiLoCo
 
 RULES = {
@@ -32,6 +32,10 @@ def built(library, **options):
         return models.built_classifier(optimizer, library=library, middle=[normal])
 
 
+# Of tf_keras the rule with a multiplier for each variable.
+@pytest.mark.long(
+    "*-tf_keras", "2-ranks-ADMM-keras", usual="2-ranks-ADMM-tf_keras", covered_by="the other cases"
+)
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])
 @pytest.mark.parametrize("case", RULES)
 @on_ranks(2, check=identical)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
 import pytest
-import quadratics
 import tensorflow as tf
-from models import EXACT, difference, identical
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.training import models, quadratics
+from support.training.models import EXACT, difference, identical
 from tfdist.rules import DiLoCo, StreamingDiLoCo
 
 H, EPOCHS = 4, 2
@@ -22,6 +21,8 @@ def outer():
     return keras.optimizers.SGD(ZETA, momentum=ETA, nesterov=True)
 
 
+# One fragment follows the same recurrence.
+@pytest.mark.long(covered_by="test_fragments_follow_the_recurrence")
 @on_ranks(2, check=identical)
 def test_one_fragment_without_delay_is_diloco(ctx):
     """With moving statistics, a last round that is short, and another optimizer in the rounds."""
@@ -81,6 +82,7 @@ def recurrence(steps, offsets, delay, mixing):
     return ends
 
 
+@pytest.mark.long("*-11", covered_by="the other cases")
 @pytest.mark.parametrize("steps_per_execution", [1, 11])
 @on_ranks(2, check=identical)
 def test_fragments_follow_the_recurrence(ctx, steps_per_execution):

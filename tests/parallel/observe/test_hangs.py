@@ -13,11 +13,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from known_gradient import go_on, reach, train, wait_until
-from ps_job import roles
-from ranks import start_ranks
 
 import tfdist
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.training.known_gradient import go_on, reach, train, wait_until
 from tfdist import ops
 from tfdist.observe import channel, dumps
 from tfdist.observe.explain import explain
@@ -154,6 +154,12 @@ def found(directory, kind):
         return first if first.kind == kind else None
 
 
+@pytest.mark.long(
+    "other_dtype",
+    "missing_rank",
+    "exception",
+    covered_by="the other cases, single/observe/test_recorder.py",
+)
 @pytest.mark.parametrize("scenario", EXPECTED, ids=lambda scenario: scenario.__name__)
 def test_cause(scenario, tmp_path):
     directory = tmp_path / "dumps"

@@ -8,10 +8,10 @@ import sys
 import time
 
 import pytest
-from launching import PACKAGE, Launched
-from trace_format import Timeline, end_of
-from warm_python import interpreter
 
+from support.launching import PACKAGE, Launched
+from support.trace_format import Timeline, end_of
+from support.warm_python import interpreter
 from tfdist.observe.timeline import parts
 
 pytestmark = pytest.mark.timeout(180)
@@ -219,6 +219,8 @@ def test_what_a_killed_worker_has_done_is_there(jobs, tmp_path):
     assert hangs["args"].get("unfinished") or "lost rank 1" in hangs["args"]["error"]
 
 
+# Parameter servers record with the same code.
+@pytest.mark.long(covered_by="test_a_job_of_three_workers")
 def test_parameter_servers(jobs, tmp_path):
     out = tmp_path / "out.json"
     options = ("--workers", "1", "--ps", "1", "--timeline", str(out))
@@ -236,6 +238,8 @@ def test_parameter_servers(jobs, tmp_path):
     assert names >= {"wait for variables", "forward and backward"}
 
 
+# It imports TensorFlow in three time namespaces.
+@pytest.mark.long(covered_by="single/control/test_clock_namespaces.py")
 def test_clocks_of_time_namespaces(jobs, tmp_path):
     out = tmp_path / "out.json"
     launched = jobs.start(

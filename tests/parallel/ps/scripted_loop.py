@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import keras
 import tensorflow as tf
-from known_gradient import wait_until
 
 import tfdist
+from support.training.known_gradient import wait_until
 
 
 class ScriptedLoop:

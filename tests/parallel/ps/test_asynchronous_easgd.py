@@ -6,17 +6,16 @@ import contextlib
 import os
 
 import keras
-import models
 import numpy as np
 import pytest
-import quadratics
 import tensorflow as tf
-from known_gradient import hear, tell
-from models import EXACT, difference, identical
-from ps_job import on_job, served
-from ranks import on_ranks
 
 import tfdist
+from support.processes.ranks import on_ranks
+from support.ps_job import on_job, served
+from support.training import models, quadratics
+from support.training.known_gradient import hear, tell
+from support.training.models import EXACT, difference, identical
 from tfdist.errors import ClusterConfigError
 from tfdist.rules import EASGD, ModelAveraging
 

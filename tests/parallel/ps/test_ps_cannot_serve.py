@@ -6,9 +6,9 @@ import socket
 import time
 
 import pytest
-from ps_job import roles
-from ranks import start_ranks
 
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.ps import server
@@ -69,6 +69,9 @@ def test_a_data_port_that_is_taken():
         refused_job(port, TFDIST_RENDEZVOUS_TIMEOUT="9", TFDIST_DATA_PORT=port)
 
 
+@pytest.mark.long(
+    covered_by="test_a_file_in_the_place_of_its_folder, test_a_data_port_that_is_taken"
+)
 def test_metrics_that_cannot_be_served():
     """Its own port is that of the variable, plus the number of its task."""
     with socket.create_server(("", 0)) as taken:

@@ -7,11 +7,12 @@ import time
 
 import keras
 import pytest
-from known_gradient import BASE, hear, tell, weight_after
-from ps_job import on_job, roles
-from ps_records import serve_and_tell
-from ranks import start_ranks
-from scripted_loop import ScriptedLoop
+
+from parallel.ps.ps_records import serve_and_tell
+from parallel.ps.scripted_loop import ScriptedLoop
+from support.processes.ranks import start_ranks
+from support.ps_job import on_job, roles
+from support.training.known_gradient import BASE, hear, tell, weight_after
 
 pytestmark = pytest.mark.timeout(180)
 GRADIENTS = (1.0, 2.0)

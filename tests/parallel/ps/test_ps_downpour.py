@@ -5,13 +5,13 @@ from __future__ import annotations
 import keras
 import pytest
 import tensorflow as tf
-from known_gradient import hear, tell
-from ps_job import on_job, roles, served
-from ranks import start_ranks
-from scripted_loop import ScriptedLoop
-from task_job import RECORDS, end, train_async
 
 import tfdist
+from parallel.ps.scripted_loop import ScriptedLoop
+from support.processes.ranks import start_ranks
+from support.ps_job import on_job, roles, served
+from support.task_job import RECORDS, end, train_async
+from support.training.known_gradient import hear, tell
 from tfdist.errors import TfdistError
 
 pytestmark = pytest.mark.timeout(180)

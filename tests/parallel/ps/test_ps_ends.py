@@ -10,7 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from known_gradient import (
+
+import tfdist
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.training.known_gradient import (
     checkpoint,
     ended_well,
     go_on,
@@ -19,10 +23,6 @@ from known_gradient import (
     train,
     weight_after,
 )
-from ps_job import roles
-from ranks import start_ranks
-
-import tfdist
 from tfdist.ps.checkpoint import snapshot
 
 pytestmark = pytest.mark.timeout(240)

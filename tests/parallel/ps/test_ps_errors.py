@@ -9,7 +9,11 @@ import socket
 import keras
 import pytest
 import tensorflow as tf
-from known_gradient import (
+
+import tfdist
+from support.processes.ranks import on_ranks, start_ranks
+from support.ps_job import on_job, roles, served
+from support.training.known_gradient import (
     BASE,
     ended_well,
     endless,
@@ -19,10 +23,6 @@ from known_gradient import (
     tell,
     weight_after,
 )
-from ps_job import on_job, roles, served
-from ranks import on_ranks, start_ranks
-
-import tfdist
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.errors import (

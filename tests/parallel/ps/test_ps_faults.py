@@ -7,7 +7,10 @@ import time
 
 import keras
 import pytest
-from known_gradient import (
+
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.training.known_gradient import (
     checkpoint,
     ended_well,
     go_on,
@@ -17,9 +20,6 @@ from known_gradient import (
     wait_until,
     weight_after,
 )
-from ps_job import roles
-from ranks import start_ranks
-
 from tfdist.ps.checkpoint import snapshot
 
 pytestmark = pytest.mark.timeout(240)
@@ -62,6 +62,8 @@ def saved_numbers(folder) -> int:
     return json.loads(manifest.read_text())["number"] if manifest.exists() else 0
 
 
+# The mode that waits, and large snapshots.
+@pytest.mark.long("async", "ssp", covered_by="the other cases")
 @pytest.mark.parametrize(
     "mode",
     [

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import custom_loop
 import keras
-import models
-import more_models
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from models import ADAPTIVE, EXACT, classifier, difference
-from ps_job import fit_dataset, meet, on_job, served, train_like_alone
-from test_ps_sync import agree
 
 import tfdist
+from parallel.ps.test_ps_sync import agree
+from support.ps_job import fit_dataset, meet, on_job, served, train_like_alone
+from support.training import custom_loop, models, more_models
+from support.training.models import ADAPTIVE, EXACT, classifier, difference
 
 STEPS = 20
 OPTIMIZERS = {
@@ -24,6 +22,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.long("*-sgd", "*-momentum", covered_by="the other cases")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @on_job(1)
 def test_tf_keras(ctx, optimizer):
@@ -43,6 +42,7 @@ def test_tf_keras(ctx, optimizer):
     assert difference([evaluated[1]], [np.mean(predicted.argmax(1) == labels)]) <= 1e-6
 
 
+@pytest.mark.long("*-adam", covered_by="the other cases")
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @on_job(2, check=agree)
 def test_tf_keras_in_sync(ctx, optimizer):
@@ -71,6 +71,7 @@ def test_tf_keras_legacy_optimizer(ctx):
     )
 
 
+@pytest.mark.long("*-sgd", "*-momentum", covered_by="the other cases")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @on_job(1)
 def test_custom_loop(ctx, optimizer):
@@ -84,6 +85,7 @@ def test_custom_loop(ctx, optimizer):
     custom_loop.assert_same(*results, tolerance)
 
 
+@pytest.mark.long("*-Nadam", covered_by="the other cases")
 @pytest.mark.parametrize("optimizer", ["Adam", "Nadam"])  # one runs on servers, one on workers
 @on_job(2, check=agree)
 def test_an_optimizer_that_is_built_in_a_traced_step(ctx, optimizer):
@@ -246,6 +248,7 @@ def test_other_kinds_of_steps(ctx, options):
     )
 
 
+@pytest.mark.long(covered_by="parallel/keras/test_keras_inputs.py")
 @on_job(2, check=agree)
 def test_nested_inputs_in_sync(ctx):
     if served():
@@ -259,6 +262,7 @@ def test_nested_inputs_in_sync(ctx):
     return model.get_weights()
 
 
+@pytest.mark.long(covered_by="parallel/keras/test_keras_inputs.py")
 @on_job(2, check=agree)
 def test_strings_in_sync(ctx):
     if served():
@@ -272,6 +276,7 @@ def test_strings_in_sync(ctx):
     return model.get_weights()
 
 
+@pytest.mark.long("*-SGD", "*-Adam", covered_by="the other cases")
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adagrad"])
 @on_job(2, check=agree)
 def test_embedding_in_sync(ctx, optimizer):

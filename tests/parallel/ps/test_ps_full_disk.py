@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from known_gradient import ended_well, go_on, reach, wait_until
-from ps_job import roles, served
-from ranks import RankGroup, start_ranks
-from table_job import Tables
 
+from support.processes.ranks import RankGroup, start_ranks
+from support.ps_job import roles, served
+from support.table_job import Tables
+from support.training.known_gradient import ended_well, go_on, reach, wait_until
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control.client import ControlClient

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from models import EXACT, classifier, examples
-from ps_job import meet, on_job, served, train_like_alone
 
 import tfdist
+from support.ps_job import meet, on_job, served, train_like_alone
+from support.training.models import EXACT, classifier, examples
 
 BATCHES = 7
 _Policy = tf.data.experimental.AutoShardPolicy

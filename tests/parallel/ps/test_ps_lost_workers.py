@@ -5,9 +5,18 @@ from __future__ import annotations
 import time
 
 import pytest
-from known_gradient import ended_well, go_on, reach, steps_in, train, wait_until, weight_after
-from ps_job import roles
-from ranks import start_ranks
+
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.training.known_gradient import (
+    ended_well,
+    go_on,
+    reach,
+    steps_in,
+    train,
+    wait_until,
+    weight_after,
+)
 
 pytestmark = pytest.mark.timeout(240)
 WORKER_TIMEOUT = 3.0

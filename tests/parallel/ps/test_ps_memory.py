@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from ps_job import meet, on_job, served
-from table_job import Tables
 
 import tfdist
+from support.ps_job import meet, on_job, served
+from support.table_job import Tables
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.ps.config import PsConfig

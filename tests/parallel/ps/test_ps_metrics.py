@@ -7,17 +7,17 @@ import time
 from unittest import mock
 
 import keras
-import models
 import numpy as np
 import pytest
 import tf_keras
 from keras.callbacks import EarlyStopping, LambdaCallback, ReduceLROnPlateau
-from known_gradient import endless
-from models import EXACT, classifier, difference, examples
-from ps_job import meet, on_job, roles, served, train_like_alone
-from ranks import start_ranks
 
 import tfdist
+from support.processes.ranks import start_ranks
+from support.ps_job import meet, on_job, roles, served, train_like_alone
+from support.training import models
+from support.training.known_gradient import endless
+from support.training.models import EXACT, classifier, difference, examples
 from tfdist.ops.collectives import collective_keys
 
 BATCH = 16
@@ -79,6 +79,7 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+@pytest.mark.long("*-tf_keras", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["keras", "tf_keras"])
 @on_job(2, check=equal)
 def test_async(ctx, name):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import keras
 import pytest
-from models import classifier, difference, slots
-from ps_job import fit_dataset, on_job, served, train_like_alone
+
+from support.ps_job import fit_dataset, on_job, served, train_like_alone
+from support.training.models import classifier, difference, slots
 
 STEPS = 20
 optimizers = keras.optimizers
@@ -69,6 +70,19 @@ def _trained(name, make, tolerance, on_server):
     assert stats.pushes == STEPS and stats.dropped_pushes == 0
 
 
+@pytest.mark.long(
+    "*-momentum",
+    "*-nesterov",
+    "*-rmsprop",
+    "*-centered",
+    "*-amsgrad",
+    "*-adamw",
+    "*-adamax",
+    "*-lion",
+    "*-clipnorm",
+    "*-clipvalue",
+    covered_by="the other cases, single/ps/test_server_optimizers.py",
+)
 @pytest.mark.parametrize("name", KNOWN)
 @on_job(1)
 def test_on_the_server(ctx, name):
@@ -76,6 +90,9 @@ def test_on_the_server(ctx, name):
         _trained(name, KNOWN[name], 1e-6, on_server=True)
 
 
+@pytest.mark.long(
+    "2-ranks-nadam", "*-adadelta", "*-adafactor", "*-lamb", covered_by="the other cases"
+)
 @pytest.mark.parametrize("name", OTHERS)
 @on_job(1)
 def test_on_the_worker(ctx, name):
@@ -83,6 +100,7 @@ def test_on_the_worker(ctx, name):
         _trained(name, OTHERS[name], 1e-6, on_server=False)
 
 
+@pytest.mark.long("*-momentum", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["adam", "momentum"])
 @on_job(1)
 def test_known_ones_on_the_worker_as_asked(ctx, name):

@@ -7,10 +7,10 @@ import signal
 import time
 
 import pytest
-import tiers
-from ps_job import roles
-from ranks import start_ranks
 
+from support import tiers
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
 from tfdist.ps.checkpoint import snapshot
 
 pytestmark = pytest.mark.timeout(240)
@@ -50,6 +50,7 @@ def steps_saved(root):
     return int(iterations[0])
 
 
+@pytest.mark.long("async-all", "sync-worker", covered_by="the other cases")
 @pytest.mark.parametrize("who", ["worker", "all"])
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_what_was_trained_is_saved(tmp_path, mode, who):

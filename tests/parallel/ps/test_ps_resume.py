@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import keras
-import resuming
 from keras.callbacks import BackupAndRestore
-from models import ADAPTIVE, built_classifier
-from ps_job import meet, on_job, served
 
 import tfdist
+from support.ps_job import meet, on_job, served
+from support.training import resuming
+from support.training.models import ADAPTIVE, built_classifier
 
 
 @on_job(2)

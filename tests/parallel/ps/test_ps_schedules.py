@@ -8,12 +8,12 @@ import random
 import time
 
 import pytest
-from known_gradient import BASE, hear, tell, weight_after
-from ps_job import roles
-from ps_records import serve_and_tell
-from ranks import start_ranks
-from scripted_loop import ScriptedLoop
 
+from parallel.ps.ps_records import serve_and_tell
+from parallel.ps.scripted_loop import ScriptedLoop
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.training.known_gradient import BASE, hear, tell, weight_after
 from tfdist.ops import TraceEvent
 
 pytestmark = pytest.mark.timeout(120)

@@ -5,16 +5,23 @@ from __future__ import annotations
 import time
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import ADAPTIVE, EXACT, classifier, examples, identical, normalized_classifier
-from more_models import CLIPPED
-from ps_job import fit_dataset, on_job, served, train_like_alone
-from tiers import chosen
 
 import tfdist
+from support.ps_job import fit_dataset, on_job, served, train_like_alone
+from support.tiers import chosen
+from support.training import models
+from support.training.models import (
+    ADAPTIVE,
+    EXACT,
+    classifier,
+    examples,
+    identical,
+    normalized_classifier,
+)
+from support.training.more_models import CLIPPED
 
 STEPS = 20
 OPTIMIZERS = {
@@ -36,6 +43,7 @@ def _weights(model):
     return [*model.get_weights(), *models.slots(model)]
 
 
+@pytest.mark.long("*-sgd", "*-momentum", "*-nadam", covered_by="the other cases")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @on_job(2, check=agree)
 def test_two_workers(ctx, name):
@@ -104,6 +112,7 @@ def test_averages_that_the_chief_writes_late(ctx):
     return _weights(model)
 
 
+@pytest.mark.long("*-sgd", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 @on_job(3, servers=2, check=agree)
 def test_three_workers_and_two_servers(ctx, name):
@@ -135,6 +144,7 @@ def test_no_staleness_is_sync(ctx):
     return _weights(model)
 
 
+@pytest.mark.long("*-uneven", covered_by="the other cases")
 @pytest.mark.parametrize("rows", [64 * 3 + 37, 64 * 3 + 1], ids=["uneven", "one_worker_empty"])
 @on_job(2, check=agree)
 def test_last_batch(ctx, rows):
@@ -187,7 +197,7 @@ def test_loss_scale(ctx):
     """An overflow in one worker's share leaves the step out in both."""
     if served():
         return None
-    from more_models import loss_scaled_classifier, overflow_on_one_of_two
+    from support.training.more_models import loss_scaled_classifier, overflow_on_one_of_two
 
     keras.mixed_precision.set_global_policy("mixed_float16")
     with tfdist.ParameterServerStrategy(mode="sync").scope():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from known_gradient import ended_well, go_on, reach
-from ps_job import meet, roles, served
-from ranks import start_ranks
-from table_job import Tables
 
+from support.processes.ranks import start_ranks
+from support.ps_job import meet, roles, served
+from support.table_job import Tables
+from support.training.known_gradient import ended_well, go_on, reach
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.ps.config import PsConfig

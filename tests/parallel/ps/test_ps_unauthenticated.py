@@ -13,11 +13,12 @@ from pathlib import Path
 
 import keras
 import pytest
-from known_gradient import BASE, endless, sloping_model, state_of, wait_until, weight_after
-from ps_job import roles
-from ps_records import serve_and_tell
-from ranks import start_ranks
-from raw_data_peer import (
+
+import tfdist
+from parallel.ps.ps_records import serve_and_tell
+from support.processes.ranks import start_ranks
+from support.ps_job import roles
+from support.raw_data_peer import (
     HELLO,
     HELLO_BYTES,
     MAGIC,
@@ -29,9 +30,15 @@ from raw_data_peer import (
     hello,
     introduce,
 )
-from tiers import rounds
-
-import tfdist
+from support.tiers import rounds
+from support.training.known_gradient import (
+    BASE,
+    endless,
+    sloping_model,
+    state_of,
+    wait_until,
+    weight_after,
+)
 
 FRAMES = rounds(5_000, long=100_000)
 VISITS_PER_SECOND = 200

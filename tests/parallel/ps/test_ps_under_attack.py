@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from attackers import check_under_attack
+
+from support.hostile.attackers import check_under_attack
+
+# It compiles the op library under sanitizers, and starts two jobs.
+pytestmark = pytest.mark.long(
+    covered_by="parallel/ps/test_ps_unauthenticated.py, core/ps/server/hostile_test.cc"
+)
 
 
 @pytest.mark.timeout(900)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 
 import keras
-import models
 import numpy as np
-import parity_models
 import tensorflow as tf
-from models import EXACT, built_classifier, difference, examples, identical
-from ps_job import meet, on_job, served
-from tiers import chosen
-from uneven_models import CASES
 
 import tfdist
+from support.ps_job import meet, on_job, served
+from support.tiers import chosen
+from support.training import models, parity_models
+from support.training.models import EXACT, built_classifier, difference, examples, identical
+from support.training.uneven_models import CASES
 
 STEPS = 5
 # The others in test_uneven_workers.py and test_uneven_batches.py, which weigh by the same code.

@@ -7,14 +7,14 @@ import re
 import threading
 
 import keras
-import models
 import numpy as np
 import tensorflow as tf
-from models import built_classifier, difference, normalized_classifier, slots
-from ps_job import fit_dataset, meet, on_job, served
 from tensorflow.python.ops.gen_resource_variable_ops import variable_shape
 
 import tfdist
+from support.ps_job import fit_dataset, meet, on_job, served
+from support.training import models
+from support.training.models import built_classifier, difference, normalized_classifier, slots
 from tfdist.strategies._variables.server_variable import ServerVariable
 
 

@@ -6,14 +6,14 @@ import functools
 
 import keras
 import numpy as np
-import parity_models
 import tensorflow as tf
-from layer_cases import CASES
-from models import identical
-from ps_job import meet, on_job, served
-from tiers import LONG, chosen
 
 import tfdist
+from support.ps_job import meet, on_job, served
+from support.tiers import LONG, chosen
+from support.training import parity_models
+from support.training.layer_cases import CASES
+from support.training.models import identical
 
 LAYERS = chosen(CASES, "DepthwiseConv2D", "SeparableConv1D", "pooled mask")
 

@@ -7,8 +7,8 @@ import shlex
 import sys
 
 import pytest
-from manifests import documents, options, read
 
+from support.manifests import documents, options, read
 from tfdist.cli.main import main
 from tfdist.config.elastic import Elastic
 from tfdist.kubernetes import Resources, Volume

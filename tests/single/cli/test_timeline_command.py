@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from launching import Launcher
 
+from support.launching import Launcher
 from tfdist.cli.main import main
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings

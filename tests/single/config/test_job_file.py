@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from launching import PACKAGE
 
+from support.launching import PACKAGE
 from tfdist.config import job_file
 from tfdist.config.job_file import JobFile
 from tfdist.errors import ClusterConfigError

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from launching import PACKAGE
 
+from support.launching import PACKAGE
 from tfdist.config.cluster import Cluster
 from tfdist.control.server import ControlServer
 from tfdist.launch.ports import free_ports

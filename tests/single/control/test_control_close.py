@@ -10,8 +10,8 @@ import warnings
 
 import grpc
 import pytest
-from control_tasks import Background, clusters
 
+from support.elastic.control_tasks import Background, clusters
 from tfdist.control import messages, server
 from tfdist.control.server import ControlServer
 

@@ -12,8 +12,16 @@ from concurrent import futures
 
 import grpc
 import pytest
-from control_tasks import Background, LogWatch, clusters, data_address, meet, planes, settings
 
+from support.elastic.control_tasks import (
+    Background,
+    LogWatch,
+    clusters,
+    data_address,
+    meet,
+    planes,
+    settings,
+)
 from tfdist.control import held_calls, messages, signing
 from tfdist.control import server as control_server
 from tfdist.control.client import ControlClient

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-import raw_http2
-from control_tasks import Background, LogWatch, clusters, data_address, planes
-from tiers import rounds
 
+from support import raw_http2
+from support.elastic.control_tasks import Background, LogWatch, clusters, data_address, planes
+from support.tiers import rounds
 from tfdist.config.cluster import Cluster
 from tfdist.control import connections, messages, refusals
 from tfdist.control.client import ControlClient, UnreachableError

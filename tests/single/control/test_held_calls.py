@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from control_tasks import Background
 
+from support.elastic.control_tasks import Background
 from tfdist.control.held_calls import ClientContext, HeldCalls
 
 pytestmark = pytest.mark.timeout(60)

@@ -6,8 +6,8 @@ import contextlib
 
 import grpc
 import pytest
-from control_tasks import clusters
 
+from support.elastic.control_tasks import clusters
 from tfdist.control import messages, server
 from tfdist.control.server import ControlServer
 

@@ -1,5 +1,5 @@
 """The iterators of these tests are collected early."""
 
-from garbage import collect_garbage
+from support.garbage import collect_garbage
 
 __all__ = ["collect_garbage"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import keras
-import ledger
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
+from support import ledger
 from tfdist.data import feed
 from tfdist.job import process
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 import pytest
 import tensorflow as tf
-from test_atomic_step import Model, lose_the_second, pair, step_of
 
+from single.elastic.test_atomic_step import Model, lose_the_second, pair, step_of
 from tfdist import ops
 from tfdist.elastic.atomic_step import AtomicStep
 

@@ -6,8 +6,8 @@ import logging
 import time
 
 import pytest
-from elastic_members import Process, addresses, check, closing, joining, together
 
+from single.elastic.elastic_members import Process, addresses, check, closing, joining, together
 from tfdist.config.elastic import Elastic
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError
 

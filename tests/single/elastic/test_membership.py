@@ -6,8 +6,8 @@ import random
 import time
 
 import pytest
-from control_tasks import Background
-from elastic_members import (
+
+from single.elastic.elastic_members import (
     QUICK,
     Process,
     addresses,
@@ -18,8 +18,8 @@ from elastic_members import (
     joining,
     together,
 )
-from tiers import rounds
-
+from support.elastic.control_tasks import Background
+from support.tiers import rounds
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic

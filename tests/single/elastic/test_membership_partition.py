@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from control_tasks import Background
-from elastic_members import (
+
+from single.elastic.elastic_members import (
     Process,
     addresses,
     check,
@@ -18,13 +18,14 @@ from elastic_members import (
     summed,
     together,
 )
-
+from support.elastic.control_tasks import Background
 from tfdist.config.elastic import Elastic
 from tfdist.errors import RendezvousTimeoutError
 
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.long("2", covered_by="the other cases")
 @pytest.mark.parametrize("alone", [0, 2, 3])
 def test_three_of_four_go_on_and_the_fourth_comes_back_as_a_newcomer(alone):
     with closing() as processes:
@@ -41,6 +42,7 @@ def test_three_of_four_go_on_and_the_fourth_comes_back_as_a_newcomer(alone):
         assert excluded.result().is_newcomer and not worlds[0].is_newcomer
 
 
+@pytest.mark.long("groups1", covered_by="the other cases")
 @pytest.mark.parametrize("groups", [((0, 1), (2, 3)), ((0, 3), (1, 2))])
 def test_two_halves_make_no_progress_until_the_network_heals(groups):
     with closing() as processes:
@@ -166,6 +168,7 @@ def wait_for_newcomer(leader, call):
         time.sleep(0.005)
 
 
+@pytest.mark.long("1-*", covered_by="the other cases")
 @pytest.mark.parametrize("is_elsewhere", [False, True], ids=["same address", "another address"])
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_task_that_runs_again_proves_the_end_of_its_process_on_another_host(killed, is_elsewhere):

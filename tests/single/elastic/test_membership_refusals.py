@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from control_tasks import Background, LogWatch
-from elastic_members import Process, addresses, check, closing, formed, founded, together
 
+from single.elastic.elastic_members import (
+    Process,
+    addresses,
+    check,
+    closing,
+    formed,
+    founded,
+    together,
+)
+from support.elastic.control_tasks import Background, LogWatch
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings

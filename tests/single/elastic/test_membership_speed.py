@@ -6,8 +6,8 @@ import statistics
 import time
 
 import pytest
-from elastic_members import Process, check, closing, founded, together
 
+from single.elastic.elastic_members import Process, check, closing, founded, together
 from tfdist.elastic.membership import Timing
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.alone]

@@ -6,8 +6,8 @@ import logging
 import time
 
 import pytest
-from elastic_members import addresses, closing, founded, joining
 
+from single.elastic.elastic_members import addresses, closing, founded, joining
 from tfdist.config.elastic import Elastic
 
 pytestmark = pytest.mark.timeout(60)

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from launching import PACKAGE
+
+from support.launching import PACKAGE
 
 pytestmark = pytest.mark.timeout(60)
 

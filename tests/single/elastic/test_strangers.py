@@ -15,8 +15,8 @@ from concurrent import futures
 
 import grpc
 import pytest
-from control_tasks import Background, LogWatch
-from elastic_members import (
+
+from single.elastic.elastic_members import (
     QUICK,
     TIMEOUT,
     Process,
@@ -28,8 +28,8 @@ from elastic_members import (
     joining,
     together,
 )
-from strangers import STRANGER, call, flood, form, leave, made_up, probe, proof
-
+from support.elastic.control_tasks import Background, LogWatch
+from support.elastic.strangers import STRANGER, call, flood, form, leave, made_up, probe, proof
 from tfdist.config.elastic import Elastic
 from tfdist.control import messages
 from tfdist.elastic.protocol import proofs

@@ -9,9 +9,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from control_tasks import Background
-from elastic_members import QUICK, TIMEOUT, addresses, closing, founded
 
+from single.elastic.elastic_members import QUICK, TIMEOUT, addresses, closing, founded
+from support.elastic.control_tasks import Background
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic

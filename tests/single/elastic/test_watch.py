@@ -6,8 +6,9 @@ import time
 
 import pytest
 import tensorflow as tf
-from control_tasks import Background
-from elastic_members import closing, cut, formed, founded, summed
+
+from single.elastic.elastic_members import closing, cut, formed, founded, summed
+from support.elastic.control_tasks import Background
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
-from estimator_data import ignore_warnings, run_python
 
+from support.estimator.estimator_data import ignore_warnings, run_python
 from tfdist import estimator
 
 pytestmark = ignore_warnings
@@ -62,6 +62,7 @@ def test_an_estimator_is_the_same_by_either_name():
     assert issubclass(estimator.DNNClassifier, tf.compat.v1.estimator.Estimator)
 
 
+@pytest.mark.long("1", covered_by="the other cases")
 @pytest.mark.parametrize("legacy", ["0", "1"])
 def test_importing_tfdist_imports_nothing_of_it(legacy):
     program = (
@@ -72,6 +73,7 @@ def test_importing_tfdist_imports_nothing_of_it(legacy):
     assert run_python(program, TF_USE_LEGACY_KERAS=legacy).strip() == "[]"
 
 
+@pytest.mark.long("tf_keras", covered_by="the other cases")
 @pytest.mark.parametrize("absent", ["tensorflow_estimator", "tf_keras"])
 def test_without_the_extra_the_error_says_what_to_type(absent):
     program = """

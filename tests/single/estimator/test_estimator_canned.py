@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimator_data import ROWS, features, ignore_warnings, input_fn, labels, predictions, values
 
+from support.estimator.estimator_data import (
+    ROWS,
+    features,
+    ignore_warnings,
+    input_fn,
+    labels,
+    predictions,
+    values,
+)
 from tfdist import estimator
 
 pytestmark = ignore_warnings
@@ -92,6 +100,14 @@ def serialized_examples() -> list[bytes]:
     return rows
 
 
+@pytest.mark.long(
+    "DNNLinearCombined*",
+    "*Estimator",
+    "LinearRegressor",
+    "DNNRegressor",
+    "BaselineClassifier",
+    covered_by="the other cases",
+)
 @pytest.mark.parametrize("name", CANNED)
 def test_trains_evaluates_predicts_and_exports(name, tmp_path):
     options, label, key = CANNED[name]
@@ -159,6 +175,7 @@ def test_columns_of_all_kinds(tmp_path):
     assert made.evaluate(input_fn(), steps=4)["global_step"] == 3
 
 
+@pytest.mark.long("simple_rnn", "gru", "own", covered_by="the other cases")
 @pytest.mark.parametrize("cell", ["simple_rnn", "lstm", "gru", "own"])
 def test_recurrent(cell, tmp_path):
     def sequences():
@@ -238,6 +255,9 @@ def test_warm_start(tmp_path):
     assert not np.array_equal(started.get_tensor(logits), values(first)[logits])
 
 
+@pytest.mark.long(
+    covered_by="parallel/estimator/test_estimator_ends.py::test_early_stopping_with_all_reduce"
+)
 def test_early_stopping(tmp_path):
     made = estimator.LinearClassifier(
         [NUMBERS],

@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 import tensorflow as tf
-from estimator_data import features, ignore_warnings, input_fn, predictions, run_python
 
+from support.estimator.estimator_data import (
+    features,
+    ignore_warnings,
+    input_fn,
+    predictions,
+    run_python,
+)
 from tfdist import estimator
 
 pytestmark = ignore_warnings
@@ -47,6 +54,9 @@ def receiver():
     return estimator.export.ServingInputReceiver(placeholders, placeholders)
 
 
+@pytest.mark.long(
+    covered_by="test_all_modes_in_one_saved_model, single/estimator/test_estimator_canned.py"
+)
 def test_exporters(tmp_path):
     cities = columns.categorical_column_with_vocabulary_list("city", ["a", "b", "c"])
     made = estimator.DNNLinearCombinedClassifier(
@@ -82,6 +92,7 @@ def test_exporters(tmp_path):
         np.testing.assert_allclose(answer["probabilities"], expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.long(covered_by="test_all_modes_in_one_saved_model")
 def test_a_model_fn_of_keras_layers_without_keras(tmp_path):
     def model_fn(features, labels, mode):
         layers = [tf.keras.layers.Dense(4, activation="tanh"), tf.keras.layers.Dense(1)]

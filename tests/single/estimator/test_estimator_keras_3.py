@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimator_data import ROWS, ignore_warnings, input_fn, values
-from estimator_models import (
+
+from support.estimator.estimator_data import ROWS, ignore_warnings, input_fn, values
+from support.estimator.estimator_models import (
     assert_one_step,
     head_model_fn,
     make_estimator,
     sequential,
     train_evaluate_predict,
 )
-
 from tfdist import estimator
 
 pytestmark = ignore_warnings

@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from estimator_data import features, ignore_warnings, input_fn, labels, predictions
 
+from support.estimator.estimator_data import (
+    features,
+    ignore_warnings,
+    input_fn,
+    labels,
+    predictions,
+)
 from tfdist import estimator
 from tfdist.estimator.keras3.models import to_tf_keras
 
@@ -170,6 +176,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.long("names", "function", "momentum", "adagrad", covered_by="the other cases")
 @pytest.mark.parametrize("name", COMPILED)
 def test_trains_and_evaluates_as_fit_does(name, tmp_path):
     model = classifier(**COMPILED[name])

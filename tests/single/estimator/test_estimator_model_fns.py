@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from estimator_data import ROWS, features, ignore_warnings, input_fn, labels, values
-from estimator_models import (
+
+from support.estimator.estimator_data import (
+    ROWS,
+    features,
+    ignore_warnings,
+    input_fn,
+    labels,
+    values,
+)
+from support.estimator.estimator_models import (
     assert_one_step,
     gradient_descent,
     head_model_fn,
@@ -14,7 +22,6 @@ from estimator_models import (
     sequential,
     train_evaluate_predict,
 )
-
 from tfdist import estimator
 
 pytestmark = ignore_warnings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import keras
 import pytest
-from estimator_data import ignore_warnings
 
+from support.estimator.estimator_data import ignore_warnings
 from tfdist import estimator
 from tfdist.estimator.keras3.models import to_tf_keras
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import PACKAGE
+
+from support.launching import PACKAGE
 
 TESTS = Path(__file__).parents[2]
 # All that does not depend on Keras 3; of what canned estimators share, one of each kind.
@@ -26,6 +27,7 @@ AGAIN = {
 }
 
 
+@pytest.mark.long(usual="single/estimator/test_estimator_api.py", covered_by="the other cases")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("module", AGAIN)
 def test_with_tf_keras(module):

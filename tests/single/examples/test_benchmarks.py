@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import PACKAGE
+
+from support.launching import PACKAGE
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,6 +28,7 @@ def run(*command: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.long(covered_by="single/ops/test_local_reduce.py")
 @pytest.mark.timeout(120)
 def test_local_reduce_compares_in_every_situation(tmp_path):
     file = tmp_path / "figures" / "local_reduce.json"
@@ -81,6 +83,7 @@ def test_parameter_server_compares_with_stock_and_a_bare_socket(tmp_path):
         assert re.search(line, finished.stdout), finished.stdout
 
 
+@pytest.mark.long(covered_by="test_parameter_server_compares_with_stock_and_a_bare_socket")
 @pytest.mark.timeout(120)
 def test_embedding_compares_with_stock(tmp_path):
     file = tmp_path / "figures" / "embedding.json"
@@ -104,6 +107,7 @@ def test_embedding_compares_with_stock(tmp_path):
     assert zipfian < 0.8 * 300 * (2 * 2 * 4 + 8)
 
 
+@pytest.mark.long(covered_by="test_parameter_server_compares_with_stock_and_a_bare_socket")
 @pytest.mark.timeout(120)
 def test_embedding_store_compares_with_hash_tables(tmp_path):
     file = tmp_path / "figures" / "embedding_store.json"
@@ -130,6 +134,7 @@ def test_embedding_store_compares_with_hash_tables(tmp_path):
         assert re.search(line, finished.stdout), finished.stdout
 
 
+@pytest.mark.long(covered_by="single/ops/test_compression_methods.py")
 @pytest.mark.timeout(120)
 def test_compression_counts_bytes_of_every_method(tmp_path):
     file = tmp_path / "figures" / "compression.json"
@@ -162,6 +167,7 @@ def test_the_bench_script_lists_the_benchmarks():
     assert f"no benchmark 'no_such'; there are: {names}" in finished.stderr
 
 
+@pytest.mark.long(covered_by="test_parameter_server_compares_with_stock_and_a_bare_socket")
 @pytest.mark.timeout(120)
 def test_epochs_compare_with_keras_alone(tmp_path):
     file = tmp_path / "epochs.json"
@@ -178,6 +184,7 @@ def test_epochs_compare_with_keras_alone(tmp_path):
         assert all(0 < e["median"] <= e["maximum"] for e in row["epochs"].values())
 
 
+@pytest.mark.long(covered_by="parallel/keras/test_preemption.py")
 @pytest.mark.timeout(120)
 def test_preemption_measures_a_job_that_is_told_to_end(tmp_path):
     file = tmp_path / "preemption.json"
@@ -192,6 +199,7 @@ def test_preemption_measures_a_job_that_is_told_to_end(tmp_path):
     assert 0 < row["step"] < row["saved"] < row["ended"]
 
 
+@pytest.mark.long(covered_by="parallel/data/test_data_service.py")
 @pytest.mark.timeout(180)
 def test_data_service_compares_numbers_of_data_workers(tmp_path):
     file = tmp_path / "data_service.json"
@@ -206,6 +214,7 @@ def test_data_service_compares_numbers_of_data_workers(tmp_path):
     assert all(row["rows_per_second"] > 0 for row in rows)
 
 
+@pytest.mark.long(covered_by="parallel/elastic/test_elastic_faults.py")
 def test_scale_lets_ranks_meet_again_after_a_kill(tmp_path):
     file = tmp_path / "scale.json"
     finished = run(
@@ -220,6 +229,7 @@ def test_scale_lets_ranks_meet_again_after_a_kill(tmp_path):
     assert control["seconds"] > 0 and core["reconnect_seconds"] > 0
 
 
+@pytest.mark.long(covered_by="parallel/data/test_tasks_async.py")
 def test_tasks_measures_steps_and_requests(tmp_path):
     file = tmp_path / "tasks.json"
     finished = run(
@@ -236,6 +246,7 @@ def test_tasks_measures_steps_and_requests(tmp_path):
     assert all(row["requests"] == 2 * 200 + 4 for row in found["rows"])
 
 
+@pytest.mark.long(covered_by="parallel/data/test_tasks_async.py")
 def test_task_pushes_compares_three_jobs(tmp_path):
     file = tmp_path / "task_pushes.json"
     finished = run(
@@ -247,6 +258,7 @@ def test_task_pushes_compares_three_jobs(tmp_path):
     assert 0 < row["plain dataset"] and 0 < row["data tasks"] and 0 < row["data tasks, logged"]
 
 
+@pytest.mark.long(covered_by="parallel/elastic/test_elastic_faults.py")
 @pytest.mark.timeout(120)
 def test_elastic_measures_faults_of_a_job_that_goes_on(tmp_path):
     file = tmp_path / "elastic.json"
@@ -267,6 +279,7 @@ def test_elastic_measures_faults_of_a_job_that_goes_on(tmp_path):
     assert re.search(r"recovery after SIGKILL +2 .*(reached|missed)", finished.stdout)
 
 
+@pytest.mark.long(covered_by="parallel/elastic/test_elastic_faults.py")
 @pytest.mark.timeout(120)
 def test_elastic_compares_with_a_restart_of_all(tmp_path):
     file = tmp_path / "elastic.json"
@@ -280,6 +293,7 @@ def test_elastic_compares_with_a_restart_of_all(tmp_path):
     assert kill["seconds"] > 0 and 0 <= kill["repeated"] <= 10
 
 
+@pytest.mark.long(covered_by="parallel/elastic/test_elastic_faults.py")
 @pytest.mark.timeout(120)
 def test_elastic_compares_steps_of_two_kinds_of_jobs(tmp_path):
     file = tmp_path / "elastic.json"

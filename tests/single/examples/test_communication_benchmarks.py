@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import PACKAGE
-from tiers import rounds
+
+from support.launching import PACKAGE
+from support.tiers import rounds
 
 ROOT = Path(__file__).parents[3]
 NOT_PERMITTED = 77
@@ -48,6 +49,7 @@ def need_namespaces(exit_code: int, stderr: str) -> None:
         pytest.skip(stderr.splitlines()[-2])
 
 
+@pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")
 @pytest.mark.timeout(120)
 def test_all_reduce_compares_with_every_available_baseline(tmp_path):
     without = str(tmp_path / "no_such_python")
@@ -75,6 +77,7 @@ def test_all_reduce_compares_with_every_available_baseline(tmp_path):
         assert re.search(shown, printed), printed
 
 
+@pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")
 @pytest.mark.timeout(120)
 def test_network_measures_separate_hosts(tmp_path):
     file = tmp_path / "network.json"
@@ -103,6 +106,7 @@ def test_network_measures_separate_hosts(tmp_path):
         assert (tmp_path / name).read_bytes().startswith(PNG)
 
 
+@pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")
 @pytest.mark.alone  # a step that computes alone is to take no longer than one with an exchange
 @pytest.mark.timeout(120)
 def test_planner_is_compared_with_measured_steps(tmp_path):
@@ -125,6 +129,7 @@ def test_planner_is_compared_with_measured_steps(tmp_path):
     assert file.with_suffix(".png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")
 @pytest.mark.timeout(120)
 def test_network_leaves_no_namespace_when_it_is_interrupted():
     def namespaces(process: subprocess.Popen) -> list[str]:
@@ -147,12 +152,14 @@ def test_network_leaves_no_namespace_when_it_is_interrupted():
     assert namespaces(process) == []
 
 
+@pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")
 def test_network_names_a_missing_command(tmp_path):
     finished = run("benchmarks/network.py", PATH=str(tmp_path))
     assert finished.returncode == NOT_PERMITTED, finished.stderr[-3000:]
     assert "cannot be made here: there is no command 'ip'" in finished.stderr
 
 
+@pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")
 @pytest.mark.timeout(120)
 def test_memory_and_descriptors_do_not_grow(tmp_path):
     steps = rounds(600, 2000)
@@ -169,6 +176,7 @@ def test_memory_and_descriptors_do_not_grow(tmp_path):
     assert f"growth, of all ranks: {grown['steps']['resident']} KB, 0 descriptors" in printed
 
 
+@pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")
 @pytest.mark.timeout(120)
 def test_training_step_compares_with_stock(tmp_path):
     options = ("--rounds", "1", "--steps", "4", "--scale", "0.1")
@@ -184,6 +192,7 @@ def test_training_step_compares_with_stock(tmp_path):
         assert re.search(rf"{row['model']} .* {1e3 * ours['two']:.2f} ", printed)
 
 
+@pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")
 @pytest.mark.timeout(120)
 def test_timeline_compares_recorded_steps(tmp_path):
     options = ("--rounds", "2", "--steps", "4", "--scale", "0.05")
@@ -195,6 +204,7 @@ def test_timeline_compares_recorded_steps(tmp_path):
         assert re.search(rf"{row['model']} .* {1e3 * row['with']:.2f} ", printed)
 
 
+@pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")
 @pytest.mark.timeout(120)
 def test_sizes_of_buckets_are_compared(tmp_path):
     options = ("--rounds", "3", "--steps", "2", "--models", "cnn", "--sizes", "64 KB,one bucket")

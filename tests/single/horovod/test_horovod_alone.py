@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
+from support.training import models
 from tfdist.callbacks import (
     BroadcastGlobalVariablesCallback,
     LearningRateWarmupCallback,

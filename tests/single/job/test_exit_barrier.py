@@ -10,7 +10,8 @@ import threading
 import time
 
 import pytest
-from control_tasks import Background, clusters, data_address, meet, planes
+
+from support.elastic.control_tasks import Background, clusters, data_address, meet, planes
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -10,8 +10,16 @@ import time
 
 import grpc
 import pytest
-from control_tasks import Background, LogWatch, clusters, data_address, meet, planes, settings
 
+from support.elastic.control_tasks import (
+    Background,
+    LogWatch,
+    clusters,
+    data_address,
+    meet,
+    planes,
+    settings,
+)
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control import client, messages, server

@@ -8,8 +8,8 @@ import zipfile
 import h5py
 import numpy as np
 import pytest
-from tiers import rounds
 
+from support.tiers import rounds
 from tfdist.atomic_files import Term
 from tfdist.data.position import InputPosition
 from tfdist.keras import state_file

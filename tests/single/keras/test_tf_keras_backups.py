@@ -8,8 +8,8 @@ import resource
 import numpy as np
 import pytest
 import tensorflow as tf
-from tiers import rounds
 
+from support.tiers import rounds
 from tfdist.atomic_files import Term
 from tfdist.keras.tf_keras_backups import Backups
 

@@ -8,7 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from manifests import (
+
+from support.manifests import (
     documents,
     environment,
     expand,
@@ -18,7 +19,6 @@ from manifests import (
     problems,
     read,
 )
-
 from tfdist.cli.main import main
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic

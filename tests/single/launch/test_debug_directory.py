@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launching import Launcher
 
+from support.launching import Launcher
 from tfdist.observe import dumps
 
 RECORDS = """

@@ -8,8 +8,9 @@ import sys
 import time
 
 import pytest
-from fake_ssh import make_fake_ssh
-from launching import PACKAGE, PRELUDE, Launched
+
+from single.launch.fake_ssh import make_fake_ssh
+from support.launching import PACKAGE, PRELUDE, Launched
 
 # The script is asked more often than in a real job.
 RUN = """
@@ -125,6 +126,7 @@ def test_a_lost_host_s_worker_moves(job):
     assert "host 127.0.0.2 has come, with 1 slots" in said
 
 
+@pytest.mark.long(covered_by="single/launch/test_host_list.py")
 def test_bad_answers_change_nothing(job, tmp_path):
     job.wait(0, "127.0.0.2")
     job.wait(1, "127.0.0.3")

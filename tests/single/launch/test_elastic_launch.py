@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import Launcher, wait_until_gone
 
+from support.launching import Launcher, wait_until_gone
 from tfdist.launch.elastic_policy import Backoff, WorkerRange
 
 pytestmark = pytest.mark.timeout(60)

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_ssh import make_fake_ssh
-from launching import PACKAGE, PRELUDE, Launched
 
+from single.launch.fake_ssh import make_fake_ssh
+from support.launching import PACKAGE, PRELUDE, Launched
 from tfdist.launch.elastic_policy import WorkerRange
 from tfdist.launch.hosts.cooldown import Cooldown
 from tfdist.launch.hosts.elastic_hosts import ElasticHosts, NoRoomYetError

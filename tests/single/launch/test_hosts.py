@@ -10,9 +10,9 @@ import time
 from unittest import mock
 
 import pytest
-from fake_ssh import make_fake_ssh
-from launching import Launcher, wait_until_gone, without_locks
 
+from single.launch.fake_ssh import make_fake_ssh
+from support.launching import Launcher, wait_until_gone, without_locks
 from tfdist._version import __version__
 from tfdist.launch.guarded import guarded
 from tfdist.launch.hosts import agent as host_agent
@@ -111,6 +111,7 @@ def test_the_first_failure_ends_all_hosts_and_is_reported(launch, tmp_path):
         wait_until_gone(pid)
 
 
+@pytest.mark.long(covered_by="single/launch/test_launch_restarts.py, single/launch/test_launch.py")
 def test_restarts_and_more_output_than_pipes_hold(launch):
     code, out, err = launch(
         """

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import Launcher
 
+from support.launching import Launcher
 from tfdist.cli.main import main
 from tfdist.launch.elastic_supervisor import ElasticSupervisor
 from tfdist.launch.output import LogFile

@@ -6,7 +6,8 @@ import signal
 import time
 
 import pytest
-from launching import Launcher, wait_until_gone
+
+from support.launching import Launcher, wait_until_gone
 
 
 @pytest.fixture

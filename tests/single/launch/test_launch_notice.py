@@ -6,7 +6,8 @@ import os
 import signal
 
 import pytest
-from launching import Launcher, wait_until_gone
+
+from support.launching import Launcher, wait_until_gone
 
 pytestmark = pytest.mark.timeout(60)
 

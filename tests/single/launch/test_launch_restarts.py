@@ -7,7 +7,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from launching import Launcher, wait_until_gone
+
+from support.launching import Launcher, wait_until_gone
 
 # `tries` counts the starts of this task, this one included.
 BODY = """

@@ -6,8 +6,8 @@ import json
 import socket
 
 import pytest
-from launching import Launcher
 
+from support.launching import Launcher
 from tfdist.cli.main import main
 from tfdist.config.cluster import Cluster
 from tfdist.config.job_file import JobFile

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from fake_ssh import make_fake_ssh
-from launching import PACKAGE
 
 import tfdist
+from single.launch.fake_ssh import make_fake_ssh
+from support.launching import PACKAGE
 from tfdist.config.own_program import own_module
 
 # Python outside any virtual environment.

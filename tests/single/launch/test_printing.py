@@ -11,9 +11,9 @@ from concurrent import futures
 
 import grpc
 import pytest
-from fake_ssh import make_fake_ssh
-from launching import Launcher
 
+from single.launch.fake_ssh import make_fake_ssh
+from support.launching import Launcher
 from tfdist.cli.main import main
 from tfdist.config.printing import printable, printable_line, without_colours
 from tfdist.control import messages

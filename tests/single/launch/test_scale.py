@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 import pytest
-import tiers
-from control_tasks import Background
-from launching import PACKAGE, Launcher, wait_until_gone, without_locks
 
 import tfdist.cli.main
+from support import tiers
+from support.elastic.control_tasks import Background
+from support.launching import PACKAGE, Launcher, wait_until_gone, without_locks
 from tfdist.config.job_file import JobFile
 from tfdist.launch import scale_channel
 from tfdist.launch.elastic_policy import Backoff, ScaleError, WorkerRange

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fake_ssh import make_fake_ssh
-from launching import Launcher
+
+from single.launch.fake_ssh import make_fake_ssh
+from support.launching import Launcher
 
 pytestmark = pytest.mark.timeout(60)
 BODY = """

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import PACKAGE, Launched
-from warm_python import interpreter
+
+from support.launching import PACKAGE, Launched
+from support.warm_python import interpreter
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/observability.md").read_text()
@@ -33,6 +34,7 @@ def typed(command, *arguments):
     return done.returncode, done.stdout
 
 
+@pytest.mark.long(covered_by="test_a_job_that_has_ended, parallel/observe/test_hangs.py")
 def test_the_example(tmp_path):
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     script, job = tmp_path / "hangs.py", tmp_path / "job.json"

@@ -11,8 +11,8 @@ import sys
 import threading
 
 import pytest
-from launching import PACKAGE
 
+from support.launching import PACKAGE
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.observe import channel, dumps, recorder

@@ -7,8 +7,8 @@ import json
 import struct
 
 import pytest
-from trace_format import Timeline
 
+from support.trace_format import Timeline
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.observe.timeline import parts, recording

@@ -8,8 +8,8 @@ import zlib
 from base64 import b64encode
 
 import pytest
-from trace_format import Timeline, end_of, problems
 
+from support.trace_format import Timeline, end_of, problems
 from tfdist.control.clock import Offset
 from tfdist.observe.timeline import parts
 from tfdist.observe.timeline.alignment import align

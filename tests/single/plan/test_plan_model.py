@@ -9,8 +9,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from launching import PACKAGE
-from warm_python import interpreter
+
+from support.launching import PACKAGE
+from support.warm_python import interpreter
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.timeout(120)

@@ -8,7 +8,8 @@ import sys
 import textwrap
 
 import pytest
-from launching import PACKAGE
+
+from support.launching import PACKAGE
 
 pytestmark = pytest.mark.timeout(60)
 

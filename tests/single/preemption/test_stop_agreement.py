@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
-import tiers
-from control_tasks import Background
 
+from support import tiers
+from support.elastic.control_tasks import Background
 from tfdist.control import messages
 from tfdist.control.client import UnreachableError
 from tfdist.control.held_calls import ClientContext
@@ -74,6 +74,8 @@ class Workers:
         self.board.close()
 
 
+# Two workers with a hub in all-reduce, and four with servers.
+@pytest.mark.long("2-*-servers", "4-*", usual="4-some-servers", covered_by="the other cases")
 @pytest.mark.parametrize("steps_ahead", [0, 1], ids=["all_reduce", "servers"])
 @pytest.mark.parametrize("who", ["one", "all", "some"])
 @pytest.mark.parametrize("size", [2, 4])

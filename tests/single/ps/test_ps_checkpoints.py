@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_job import ADAGRAD, Worker, restored, rows_of, scanned, start_server, train
 
+from support.table_job import ADAGRAD, Worker, restored, rows_of, scanned, start_server, train
 from tfdist import ops
 from tfdist.errors import CheckpointError
 from tfdist.ps.checkpoint import checkpoint as checkpoints

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_job import ADAGRAD, Worker, restored, rows_of, scanned, start_server, train
 
+from support.table_job import ADAGRAD, Worker, restored, rows_of, scanned, start_server, train
 from tfdist import ops
 from tfdist.ps.checkpoint.checkpoint import Checkpoints
 

@@ -7,7 +7,8 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
-from lookup_job import Job, counted
+
+from single.ps.lookup_job import Job, counted
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
-from lookup_job import Job, counted
 
+from single.ps.lookup_job import Job, counted
 from tfdist import ops
 
 

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_job import ADAGRAD, Worker, restored, rows_of, start_server, train
 
+from support.table_job import ADAGRAD, Worker, restored, rows_of, start_server, train
 from tfdist.ps.checkpoint import layout, snapshot
 from tfdist.ps.checkpoint.checkpoint import Checkpoints
 

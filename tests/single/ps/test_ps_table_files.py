@@ -12,8 +12,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import tensorflow as tf
-from table_job import ADAGRAD, Worker, rows_of, start_server
 
+from support.table_job import ADAGRAD, Worker, rows_of, start_server
 from tfdist import ops
 from tfdist.errors import CheckpointError
 from tfdist.ps.export import files

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tf_keras
-from table_job import Worker, start_server
 
 import tfdist
+from support.table_job import Worker, start_server
 from tfdist import embedding, ops
 from tfdist.embedding import initializers, optimizers
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from elastic_training import SIGNALS, Fit, Go, Result, SelfFault, train, train_alone
-from ranks import RankGroup, start_ranks
+
+from support.elastic.elastic_training import SIGNALS, Fit, Go, Result, SelfFault, train, train_alone
+from support.processes.ranks import RankGroup, start_ranks
 
 WORKERS = 4
 # Seconds for what follows a fault: detection, a new generation, and the start of a new process.

@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import embeddings
-import ledger
 import numpy as np
 import tensorflow as tf
 
 import tfdist
+from support import ledger
+from support.training import embeddings
 
 ROWS, BATCH, COLUMNS = 83, 16, 6  # the last of six batches has fewer rows than there are workers
 STEPS = -(-ROWS // BATCH)

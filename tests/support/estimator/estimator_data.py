@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from launching import PACKAGE
+
+from support.launching import PACKAGE
 
 ROWS = 64
 # Warnings of TensorFlow and tf_keras when the package calls them.

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from estimator_data import ROWS, input_fn, labels, predictions
 
+from support.estimator.estimator_data import ROWS, input_fn, labels, predictions
 from tfdist import estimator
 
 v1 = tf.compat.v1

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import models
 import numpy as np
 import tensorflow as tf
 
 import tfdist
+from support.training import models
 from tfdist import estimator
 
 v1 = tf.compat.v1

@@ -15,15 +15,15 @@ import sys
 import threading
 from pathlib import Path
 
-import hostile_task
 import numpy as np
-import raw_ps_member as ps
-from attacks import ACCOMPLICE, MEMBER, TABLE_WIDTH, TABLES, Target
-from known_gradient import wait_until
-from launching import PACKAGE
-from raw_data_peer import Door, ask_for_door
-from sanitized_library import SanitizedLibrary
 
+from support.hostile import hostile_task
+from support.hostile import raw_ps_member as ps
+from support.hostile.attacks import ACCOMPLICE, MEMBER, TABLE_WIDTH, TABLES, Target
+from support.hostile.sanitized_library import SanitizedLibrary
+from support.launching import PACKAGE
+from support.raw_data_peer import Door, ask_for_door
+from support.training.known_gradient import wait_until
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.launch.ports import free_ports

@@ -12,10 +12,11 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
-from attacked_job import AttackedJob, MemoryWatch, make_snapshots
-from attacks import ANSWERED, KINDS, LEFT, REFUSED, Target
-from known_gradient import wait_until
-from sanitized_library import QUARANTINE, SanitizedLibrary
+
+from support.hostile.attacked_job import AttackedJob, MemoryWatch, make_snapshots
+from support.hostile.attacks import ANSWERED, KINDS, LEFT, REFUSED, Target
+from support.hostile.sanitized_library import QUARANTINE, SanitizedLibrary
+from support.training.known_gradient import wait_until
 
 _SEED = 20261127
 _PAUSE = 0.02  # s of a worker after each step

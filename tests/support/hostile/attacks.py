@@ -25,9 +25,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 import grpc
-import raw_http2
-import raw_ps_member as ps
-from raw_data_peer import (
+
+from support import raw_http2
+from support.hostile import raw_ps_member as ps
+from support.raw_data_peer import (
     CHALLENGE,
     HEADER_BYTES,
     HELLO,
@@ -43,7 +44,6 @@ from raw_data_peer import (
     proof,
     receive,
 )
-
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
 from tfdist.control.client import ControlClient, RefusedError, UnreachableError

@@ -9,7 +9,7 @@ import socket
 import struct
 from collections.abc import Iterable
 
-from raw_data_peer import HEADER_BYTES, MAGIC, WELCOME, Door, hello, introduce, receive
+from support.raw_data_peer import HEADER_BYTES, MAGIC, WELCOME, Door, hello, introduce, receive
 
 OPEN, CREATE, BIND, PULL, PUSH, SET, REDUCE, LEAVE = range(32, 40)
 TABLE, LOOKUP, SCAN_ROWS, EDIT_ROWS, FIND_ROWS, RESOLVE, COMMIT, EXCHANGE = range(40, 48)

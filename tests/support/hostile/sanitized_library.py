@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launching import PACKAGE
+from support.launching import PACKAGE
 
 OPS = Path(__file__).resolve().parents[3] / "ops"
 # Freed memory waits there before it is used again: MB, part of what a task holds.

@@ -13,8 +13,8 @@ from multiprocessing.connection import wait as wait_any
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn
 
-from rank_outcome import Outcome, describe_all
-from rank_process import Assignment
+from support.processes.rank_outcome import Outcome, describe_all
+from support.processes.rank_process import Assignment
 
 _TAIL_LINES = 30
 _REAP_TIMEOUT = 10.0

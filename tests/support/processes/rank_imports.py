@@ -9,10 +9,10 @@ import pkgutil
 import keras  # noqa: F401
 import numpy  # noqa: F401
 import pytest  # noqa: F401
-import rank_process  # noqa: F401
 import tensorflow  # noqa: F401
 
 import tfdist.strategies
+from support.processes import rank_process  # noqa: F401
 from tfdist.ops import library
 
 library.c_api()

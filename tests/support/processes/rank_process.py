@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import faulthandler
 import gc
+import importlib
 import importlib.util
 import marshal
 import os
@@ -16,7 +17,6 @@ import sys
 import threading
 import time
 import traceback
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
@@ -192,10 +192,8 @@ def _load_body(assignment: Assignment) -> Callable[..., Any]:
 
 def _load_module(source: Path, name: str, code: bytes) -> None:
     """Makes a test module under the name pytest gave it: so its classes can be pickled."""
-    parents = name.split(".")[:-1]
-    for end in range(1, len(parents) + 1):
-        parent = ".".join(parents[:end])
-        sys.modules.setdefault(parent, types.ModuleType(parent)).__dict__.setdefault("__path__", [])
+    if package := name.rpartition(".")[0]:
+        importlib.import_module(package)
     spec = importlib.util.spec_from_file_location(name, source)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -36,10 +36,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_group import RankGroup
-from rank_outcome import Outcome, describe_all
-from rank_process import Assignment, main
 
+from support.processes.rank_group import RankGroup
+from support.processes.rank_outcome import Outcome, describe_all
+from support.processes.rank_process import Assignment, main
 from tfdist.launch.ports import free_ports
 
 __all__ = ["Outcome", "RankGroup", "on_ranks", "start_ranks"]
@@ -220,7 +220,7 @@ def _pickled(body: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
 def fork_server() -> multiprocessing.context.BaseContext:
     """The server that ranks and scripts are forked from; no test's timeout includes its imports."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rank_imports"])
+    context.set_forkserver_preload(["support.processes.rank_imports"])
     before = dict(os.environ)
     # The server takes the path of the modules to preload from its environment only.
     os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)

@@ -142,10 +142,9 @@ class Found:
 def environment(course: Course, folder: Path) -> dict[str, str]:
     """The environment of a run."""
     of_workers = dataclasses.asdict(course) | {"folder": str(folder)}
-    paths = [PACKAGE, *(str(path) for path in (SUPPORT, *SUPPORT.iterdir()) if path.is_dir())]
     return {
         **{name: value for name, value in os.environ.items() if name != "TF_CONFIG"},
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": os.pathsep.join([PACKAGE, str(SUPPORT.parent)]),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "OUTPUT": str(folder / "output"),
         "SCRIPT_COURSE": json.dumps(of_workers),

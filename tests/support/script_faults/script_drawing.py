@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from script_course import Course, Fault
+from support.script_faults.script_course import Course, Fault
 
 # Each with its weight.
 KINDS = {

@@ -13,7 +13,8 @@ from typing import Any
 
 import h5py
 import numpy as np
-from script_course import Found
+
+from support.script_faults.script_course import Found
 
 # The rounding of sums in float64, after a few hundred steps of small models.
 TOLERANCE = 1e-9

@@ -14,11 +14,11 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parents[3]), *map(str, HERE.parents[1].iterdir()), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
 
-from script_course import NAMES, Course, Fault, Found, run, run_alone  # noqa: E402
-from script_drawing import drawn  # noqa: E402
-from script_results import differences  # noqa: E402
+from support.script_faults.script_course import NAMES, Course, Fault, Found, run, run_alone  # noqa: E402
+from support.script_faults.script_drawing import drawn  # noqa: E402
+from support.script_faults.script_results import differences  # noqa: E402
 
 
 def alone(name: str, folder: Path) -> Found:

@@ -185,8 +185,7 @@ def main() -> None:
     import tfdist
 
     if course["is_quick"] and "TFDIST_ELASTIC" in os.environ:
-        from elastic_training import give_up_early
-
+        from support.elastic.elastic_training import give_up_early
         from tfdist.elastic import membership
 
         give_up_early(membership)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import models
 import numpy as np
 import tensorflow as tf
 
 import tfdist
+from support.training import models
 from tfdist.job import process
 
 IDS, WIDTH, PER_EXAMPLE = 20, 4, 3

@@ -10,8 +10,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from models import EXACT
-from parity_models import CLASSES, Case
+
+from support.training.models import EXACT
+from support.training.parity_models import CLASSES, Case
 
 BATCH, ROWS, WORDS = 8, 17, 11
 layers = keras.layers

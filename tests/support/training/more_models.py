@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from models import CLASSES, built_classifier, difference, examples, slots
 
 import tfdist
+from support.training.models import CLASSES, built_classifier, difference, examples, slots
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 WORDS = ["north", "east", "south", "west"]

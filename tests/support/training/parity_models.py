@@ -12,9 +12,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import own_steps
 import tensorflow as tf
-from models import ADAPTIVE, EXACT, difference
+
+from support.training import own_steps
+from support.training.models import ADAPTIVE, EXACT, difference
 
 BATCH, STEPS = 48, 8  # of all replicas together
 TIMES, COLUMNS, CLASSES = 6, 5, 3

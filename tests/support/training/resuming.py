@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import examples
+
+from support.training import models
+from support.training.models import examples
 
 ROWS, BATCH, EPOCHS = 88, 16, 3  # six batches, the last one short
 STEPS = 6

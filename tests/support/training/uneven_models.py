@@ -12,8 +12,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from models import ADAPTIVE, EXACT
-from parity_models import (
+
+from support.training.models import ADAPTIVE, EXACT
+from support.training.parity_models import (
     CLASSES,
     COLUMNS,
     TIMES,

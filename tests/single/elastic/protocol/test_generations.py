@@ -6,8 +6,8 @@ import itertools
 import json
 
 import pytest
-from control_tasks import Background
 
+from support.elastic.control_tasks import Background
 from tfdist.config.elastic import Elastic
 from tfdist.control import messages
 from tfdist.control.held_calls import ClientContext

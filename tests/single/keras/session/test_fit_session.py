@@ -7,8 +7,8 @@ import threading
 from typing import Any
 
 import pytest
-from fit_sessions import FakeKeras, Noting, callbacks, fit, model, session_of
 
+from support.training.fit_sessions import FakeKeras, Noting, callbacks, fit, model, session_of
 from tfdist.keras.session import calls, session
 from tfdist.keras.session.session import FitSession
 

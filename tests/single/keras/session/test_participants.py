@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fit_sessions import FakeBackup, callbacks, fit, model, session_of
 
+from support.training.fit_sessions import FakeBackup, callbacks, fit, model, session_of
 from tfdist.errors import Preempted
 from tfdist.keras.session import (
     data_tasks,

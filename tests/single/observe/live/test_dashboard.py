@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from live_states import state, telling
 
+from single.observe.live.live_states import state, telling
 from tfdist.cli.main import main
 from tfdist.control.signing import dashboard_token, metrics_token
 from tfdist.observe.live import dashboard

@@ -14,8 +14,8 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from live_states import serving, state
 
+from single.observe.live.live_states import serving, state
 from tfdist.observe.live.dashboard import Dashboard, JobView
 from tfdist.observe.live.sampler import Sampler
 from tfdist.observe.live.targets import Targets
@@ -26,6 +26,8 @@ pytestmark = [
         shutil.which("chromium") is None,
         reason="Chromium is not installed: apt-get install chromium",
     ),
+    # It needs a browser.
+    pytest.mark.long(covered_by="single/live/test_dashboard.py"),
 ]
 TOKEN = "the-token-of-the-test"
 # As HTML, as an attribute, as a script, and as an entity.

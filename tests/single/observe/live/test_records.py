@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from live_states import state
 
+from single.observe.live.live_states import state
 from tfdist.observe.live.records import ReportedState, TaskAnswer, activity
 
 EVENT = {

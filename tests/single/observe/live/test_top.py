@@ -10,8 +10,8 @@ import threading
 import time
 
 import pytest
-from live_states import serving, state, telling
 
+from single.observe.live.live_states import serving, state, telling
 from tfdist.cli.main import main
 from tfdist.config.cluster import Cluster
 from tfdist.config.job_file import JobFile
