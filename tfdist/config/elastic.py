@@ -78,9 +78,9 @@ class Elastic:
                 f'{source}: expected "min:max" or "min:max:start", such as 2:8 or 2:8:4, received '
                 f"{show(text)}"
             )
-        least, most, start = found.groups()
+        min_workers, max_workers, start = found.groups()
         try:
-            return cls(int(least), int(most), None if start is None else int(start))
+            return cls(int(min_workers), int(max_workers), None if start is None else int(start))
         except ClusterConfigError as error:
             raise ClusterConfigError(f"{source} {text.strip()}: {error}") from None
 
@@ -105,8 +105,8 @@ class Elastic:
         return self.start_workers
 
     def _check_start(self, start: int, what: str) -> None:
-        most = self.max_workers or MAX_WORKERS
-        if not self.min_workers <= start <= most:
+        limit = self.max_workers or MAX_WORKERS
+        if not self.min_workers <= start <= limit:
             raise ClusterConfigError(
-                f"Elastic: expected {what} to be {self.min_workers} to {most}, received {start}"
+                f"Elastic: expected {what} to be {self.min_workers} to {limit}, received {start}"
             )

@@ -110,8 +110,8 @@ def test_an_event_that_another_thread_is_writing_is_read_again(tmp_path, monkeyp
 
         hides = True
 
-        def read(self, cursor, most=None):
-            found = super().read(cursor, most)
+        def read(self, cursor, limit=None):
+            found = super().read(cursor, limit)
             if not len(found.records) or not self.hides:
                 return found
             self.hides = False

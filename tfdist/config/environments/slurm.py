@@ -128,22 +128,22 @@ def _ports(
     environ: Mapping[str, str], hosts: list[str], counts: list[int]
 ) -> tuple[list[int], str]:
     """Returns the port of each number on a node, and their origin."""
-    most = max(counts)
+    max_count = max(counts)
     reserved = environ.get("SLURM_STEP_RESV_PORTS", "").strip()
     if reserved:
         ports = nodelist.numbers(reserved, "SLURM_STEP_RESV_PORTS")
-        if len(ports) < most:
+        if len(ports) < max_count:
             raise ClusterConfigError(
                 f"Slurm: expected a reserved port for each task on a node, received {len(ports)} "
-                f"(SLURM_STEP_RESV_PORTS={reserved}) for {most} tasks on "
-                f"{hosts[counts.index(most)]}; see srun --resv-ports"
+                f"(SLURM_STEP_RESV_PORTS={reserved}) for {max_count} tasks on "
+                f"{hosts[counts.index(max_count)]}; see srun --resv-ports"
             )
         return ports, f"ports: SLURM_STEP_RESV_PORTS={reserved}"
     job = required(environ, "SLURM_JOB_ID", "SLURM_PROCID")
     step = int(_step(environ) or 0)
     block = _BLOCKS_PER_JOB * job + step
     return (
-        [port_of(block, local) for local in range(most)],
+        [port_of(block, local) for local in range(max_count)],
         f"ports: from {port_of(block, 0)} on, by SLURM_JOB_ID={job} and SLURM_STEP_ID={step}",
     )
 

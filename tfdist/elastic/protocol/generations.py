@@ -260,13 +260,13 @@ class Generations:
             return self._is_outside(given_up)
 
     @property
-    def most_are_here(self) -> bool:
+    def has_majority(self) -> bool:
         """Whether more than half of all members are here, and know no attempt since the reference.
 
         Then the job has not gone on without them.
         """
         with self._changed:
-            return self._most_are_here()
+            return self._has_majority()
 
     @property
     def claims(self) -> list[str]:
@@ -384,8 +384,8 @@ class Generations:
             present = self._entered
             if self._forming or present is None or not self._arrived:
                 return False
-            most = self._elastic.max_workers
-            if present.members[0] != self.me or (most and len(present.members) >= most):
+            limit = self._elastic.max_workers
+            if present.members[0] != self.me or (limit and len(present.members) >= limit):
                 return False
             self._arrived.expire()
             # A task that was started again waits until its former process is known to be dead.
@@ -943,7 +943,7 @@ class Generations:
 
     def _is_outside(self, given_up: Collection[str] = ()) -> bool:
         reference = self._reference
-        if reference is None or not self._claims or self._most_are_here():
+        if reference is None or not self._claims or self._has_majority():
             return False
         return any(
             self._say_so(generation, given_up)
@@ -967,7 +967,7 @@ class Generations:
             )
         )
 
-    def _most_are_here(self) -> bool:
+    def _has_majority(self) -> bool:
         reference = self._reference
         if reference is None or self._received:
             return False
@@ -1051,8 +1051,8 @@ class Generations:
             and arrival.call == self._call
             and not self._differs(arrival)
         ]
-        most = self._elastic.max_workers or MAX_WORKERS
-        return newcomers[: max(0, most - len(present))]
+        limit = self._elastic.max_workers or MAX_WORKERS
+        return newcomers[: max(0, limit - len(present))]
 
     def _first_member(self) -> Member | None:
         """The member that newcomers are sent to."""

@@ -316,9 +316,9 @@ def test_newcomers_have_the_last_ranks_in_the_order_in_which_they_came():
         }
 
 
-@pytest.mark.parametrize(("most", "taken"), [(2, 0), (3, 1), (4, 2), (None, 2)])
-def test_max_workers(most, taken):
-    processes = job(2, Elastic(1, most))
+@pytest.mark.parametrize(("limit", "taken"), [(2, 0), (3, 1), (4, 2), (None, 2)])
+def test_max_workers(limit, taken):
+    processes = job(2, Elastic(1, limit))
     for index in (4, 5):
         form(machine(index, 2), processes[0])
     assert processes[0].newcomers_wait() == (taken > 0)
@@ -827,7 +827,7 @@ def test_answers_of_a_minority_send_nobody_out_while_the_others_are_here():
     for process in processes[1:3]:
         assert form(process, leader)["status"] == "waiting"
     assert not leader.is_outside({process.me.process for process in processes})
-    assert leader.most_are_here
+    assert leader.has_majority
     (claim,) = leader.claims
     assert claim.startswith("worker 3 at host3:1000 says that generation 99 has gone on")
     decision = leader.decide({processes[3].me.process}, asked_all=False)
@@ -847,7 +847,7 @@ def test_a_minority_s_answers_count_if_one_that_is_here_has_seen_a_later_generat
     assert not leader.is_outside()
     processes[4].begin_forming()
     assert form(processes[4], leader)["status"] == "waiting"
-    assert not leader.most_are_here
+    assert not leader.has_majority
     leader.hear(processes[3].me.process, generation.number + 1, "of rank 2 and 3")
     assert leader.is_outside()
 
