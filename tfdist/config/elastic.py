@@ -24,7 +24,7 @@ class Elastic:
     Args:
       min_workers: the least number of processes that train; with fewer, the job waits for more.
       max_workers: the largest number, 500 or less; None means 500.
-      start_workers: the number that the job is founded with; None means the number of training
+      start_workers: the number that the job begins with; None means the number of training
         tasks in the cluster.
 
     Raises:
@@ -85,7 +85,7 @@ class Elastic:
             raise ClusterConfigError(f"{source} {text.strip()}: {error}") from None
 
     def start(self, cluster: Cluster) -> int:
-        """Returns the number of processes that the job is founded with.
+        """Returns the number of processes that the job begins with.
 
         Args:
           cluster: the job as this process knows it.
