@@ -137,11 +137,11 @@ class Connections:
             self._unproven, key=lambda peer: self._unproven[peer].since, reverse=True
         )
         counts: collections.Counter[str] = collections.Counter()
-        places = {}
+        ordinals = {}
         for peer in latest_first:
-            places[peer] = counts[peer[0]]
+            ordinals[peer] = counts[peer[0]]
             counts[peer[0]] += 1
-        return sorted(latest_first, key=places.__getitem__)
+        return sorted(latest_first, key=ordinals.__getitem__)
 
     def _accepted(self) -> dict[Peer, int]:
         """Returns the descriptors of the connections."""

@@ -32,8 +32,8 @@ def values_of(data: Any) -> list[float]:
     values: list[float] = []
     for array in arrays:
         count = min(array.size, _COUNT // min(len(arrays), _COUNT))
-        places = np.linspace(0, array.size - 1, count).astype(np.int64)
-        values += map(_number, array.flat[places])
+        indices = np.linspace(0, array.size - 1, count).astype(np.int64)
+        values += map(_number, array.flat[indices])
     return values[:_COUNT]
 
 

@@ -611,7 +611,7 @@ class ElasticJob:
         own = [
             *(self.units, self.is_newcomer, unit.admits),
             *(fingerprint(unit.written()), fingerprint(self._last.written()), fingerprint(whole)),
-            *(self.calls.place, self.calls.ended),
+            *(self.calls.open_call, self.calls.ended),
         ]
         with tf.device("/device:CPU:0"):
             rows = ops.all_gather(
