@@ -43,7 +43,8 @@ def addresses(
         raise ClusterConfigError(
             f"{launched.launcher}: expected MASTER_ADDR, the host of rank 0, since the "
             f"{launched.size} ranks may be on several hosts "
-            f"({launched.size_variable}={launched.size}, {local}), received none; set it to 127.0.0.1 if all are on this host"
+            f"({launched.size_variable}={launched.size}, {local}), received none; "
+            "set it to 127.0.0.1 if all are on this host"
             + (", or start them with srun" if environ.get("SLURM_JOB_ID") else "")
         )
     first, origin = launcher.first_port(environ)

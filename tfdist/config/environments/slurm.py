@@ -191,7 +191,8 @@ def _check_own(
     if received != expected:
         raise ClusterConfigError(
             f"Slurm: expected task {launched.index} to be number {expected[1]} on node "
-            f"{expected[0]} of the step (SLURM_DISTRIBUTION={environ.get('SLURM_DISTRIBUTION') or 'block'}), "
+            f"{expected[0]} of the step "
+            f"(SLURM_DISTRIBUTION={environ.get('SLURM_DISTRIBUTION') or 'block'}), "
             f"received SLURM_NODEID={node} and SLURM_LOCALID={local}; start the step with "
             "srun --distribution=block"
         )

@@ -116,7 +116,8 @@ def serve(cluster: Cluster, settings: Settings, server: Server | None = None) ->
     if port > 65535:
         raise ClusterConfigError(
             f"TFDIST_METRICS_PORT: expected a port of at most {65535 - cluster.global_index}, "
-            f"because {name} listens {cluster.global_index} above it, received {settings.metrics_port}"
+            f"because {name} listens {cluster.global_index} above it, "
+            f"received {settings.metrics_port}"
         )
     exposition = Exposition(TaskCollector(cluster, settings, server))
     host = _LOOPBACK if cluster.address is None else cluster.address.rpartition(":")[0]
