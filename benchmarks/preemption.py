@@ -92,8 +92,8 @@ def main(argv: list[str]) -> None:
         for _ in range(ROUNDS.value):
             with tempfile.TemporaryDirectory() as folder:
                 rounds.append(one_job(megabytes, Path(folder)))
-        most = {name: max(found[name] for found in rounds) for name in rounds[0]}
-        rows.append({"megabytes": megabytes, **most})
+        maxima = {name: max(found[name] for found in rounds) for name in rounds[0]}
+        rows.append({"megabytes": megabytes, **maxima})
     print(f"\nseconds, the maximum of {ROUNDS.value} jobs of two workers\n")
     print(f"{'weights':>10} {'step':>8} {'saving':>8} {'saved':>8} {'ended':>8}")
     for row in rows:

@@ -254,11 +254,11 @@ def _limits(cluster: Cluster, min_contributors: int | None) -> Elastic | None:
         min_contributors, bool
     )
     # Alone a script is tried that will run on more workers.
-    most = MAX_WORKERS if cluster.is_local else workers
-    if not is_integer or not 1 <= min_contributors <= most:
+    limit = MAX_WORKERS if cluster.is_local else workers
+    if not is_integer or not 1 <= min_contributors <= limit:
         why = "" if cluster.is_local else ", the number of workers that the job begins with"
         raise ValueError(
-            f"LocalUpdateStrategy: expected min_contributors to be None or 1 to {most}{why}, "
+            f"LocalUpdateStrategy: expected min_contributors to be None or 1 to {limit}{why}, "
             f"received {min_contributors!r}"
         )
     min_contributors = int(min_contributors)

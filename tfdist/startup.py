@@ -14,7 +14,7 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
     Afterwards `tfdist.rank()`, `tfdist.size()` and collectives without a communicator know the
     job. This call connects to no other task; the first collective connects to the other ranks.
 
-    In an elastic job (`TFDIST_ELASTIC`) this call founds the job together with the other ranks. If
+    In an elastic job (`TFDIST_ELASTIC`) this call forms the job together with the other ranks. If
     the job runs already, this process is a newcomer: it is rank 0 of 1 until the members take it
     in, see `tfdist.elastic.run`.
 

@@ -42,15 +42,15 @@ def _show_recovery(found: dict[str, Any], figures: dict[str, Any]) -> None:
     _line("joiner, ready to first step", [join["seconds"] for join in joins], goals["join"])
 
 
-def _line(name: str, values: list[float], goal: float | None = None, most: float | None = None):
+def _line(name: str, values: list[float], goal: float | None = None, limit: float | None = None):
     if not values:
         return
     median, maximum = statistics.median(values), max(values)
     print(f"{name:<30} {len(values):6} {median:8.3f} {maximum:8.3f}", end="")
     if goal is not None:
         print(f"  median {goal:g}: {_outcome(median <= goal)}", end="")
-    if most is not None:
-        print(f"; maximum {most:g}: {_outcome(maximum <= most)}", end="")
+    if limit is not None:
+        print(f"; maximum {limit:g}: {_outcome(maximum <= limit)}", end="")
     print()
 
 

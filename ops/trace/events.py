@@ -100,16 +100,16 @@ class Reading:
     lost: int
 
 
-def read(cursor: int = 1, most: int = RING_EVENTS) -> Reading:
+def read(cursor: int = 1, limit: int = RING_EVENTS) -> Reading:
     """Reads events of this process.
 
     Args:
       cursor: the sequence number of the first event to read; they count from 1.
-      most: the number of events to read at most.
+      limit: the number of events to read at most.
     """
-    raw = (_Event * most)()
+    raw = (_Event * limit)()
     after, lost = ctypes.c_uint64(), ctypes.c_uint64()
-    count = _C.read(cursor, raw, most, ctypes.byref(after), ctypes.byref(lost))
+    count = _C.read(cursor, raw, limit, ctypes.byref(after), ctypes.byref(lost))
     return Reading([_as_dict(event) for event in raw[:count]], after.value, lost.value)
 
 
@@ -117,7 +117,7 @@ class RingReader:
     """Reads events as the records that the ring holds, without an object for each.
 
     Args:
-      most: the number of events that one call reads at most.
+      limit: the number of events that one call reads at most.
 
     Attributes:
       layout: the fields of a record in their order, each with its format as in Python's `struct`
@@ -130,23 +130,23 @@ class RingReader:
     record_bytes = ctypes.sizeof(_Event)
     ring_events = RING_EVENTS
 
-    def __init__(self, most: int = RING_EVENTS) -> None:
-        self._most = most
-        self._bytes = np.zeros((most, self.record_bytes), np.uint8)
+    def __init__(self, limit: int = RING_EVENTS) -> None:
+        self._limit = limit
+        self._bytes = np.zeros((limit, self.record_bytes), np.uint8)
         self._raw = self._bytes.ctypes.data_as(ctypes.POINTER(_Event))
         self._next, self._lost = ctypes.c_uint64(), ctypes.c_uint64()
         self._sequences = self._column("sequence", np.uint64)
         self._states = self._column("state", np.uint8)
 
-    def read(self, cursor: int, most: int | None = None) -> RingRecords:
+    def read(self, cursor: int, limit: int | None = None) -> RingRecords:
         """Reads events of this process; the next call overwrites the result.
 
         Args:
-          cursor, most: as for the function `read`.
+          cursor, limit: as for the function `read`.
         """
-        most = self._most if most is None else min(most, self._most)
+        limit = self._limit if limit is None else min(limit, self._limit)
         after, lost = ctypes.byref(self._next), ctypes.byref(self._lost)
-        count = _C.read(cursor, self._raw, most, after, lost)
+        count = _C.read(cursor, self._raw, limit, after, lost)
         has_ended = self._states[:count] >= _STATES.index("done")
         return RingRecords(
             self._bytes[:count],

@@ -81,9 +81,9 @@ def fragment_bounds(sizes: Sequence[int], fragments: int) -> list[int]:
     """
     ends = np.cumsum(sizes)
     bounds: list[int] = []
-    for number in range(1, fragments):
-        wanted = ends[-1] * number / fragments
+    for index in range(1, fragments):
+        wanted = ends[-1] * index / fragments
         nearest = int(np.argmin(np.abs(ends - wanted))) + 1
-        low, high = (bounds[-1] if bounds else 0) + 1, len(sizes) - (fragments - number)
+        low, high = (bounds[-1] if bounds else 0) + 1, len(sizes) - (fragments - index)
         bounds.append(min(max(nearest, low), high))
     return bounds

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfdist.config.cluster import Cluster
-    from tfdist.config.environments.place import Found
+    from tfdist.config.environments.launched import Found
 
 DESCRIPTION = """\
 Prints the cluster that 'python train.py' would find here: which variables describe it, which ones

@@ -20,7 +20,7 @@ from typing import Any
 
 from tfdist import _providers
 from tfdist.config import environments, validation
-from tfdist.config.environments.place import Found
+from tfdist.config.environments.launched import Found
 from tfdist.config.validation import ROLES, show
 from tfdist.errors import ClusterConfigError
 
@@ -274,17 +274,17 @@ class Cluster:
         return addresses[self.task_index] if self.task_index < len(addresses) else None
 
     @property
-    def place(self) -> int:
-        """This task's number among all tasks, from 0: chief, workers, ps, data tasks, evaluators.
+    def global_index(self) -> int:
+        """This task's index among all tasks, from 0: chief, workers, ps, data tasks, evaluators.
 
         The evaluators come last, because the cluster need not name them.
         """
-        place = 0
+        global_index = 0
         for role, addresses in self._in_order():
             if role == self.task_type:
                 break
-            place += len(addresses)
-        return place + self.task_index
+            global_index += len(addresses)
+        return global_index + self.task_index
 
     def _in_order(self) -> list[tuple[str, tuple[str, ...]]]:
         roles = ("chief", "worker", "ps", "data_dispatcher", "data_worker", "evaluator")

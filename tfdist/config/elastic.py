@@ -24,7 +24,7 @@ class Elastic:
     Args:
       min_workers: the least number of processes that train; with fewer, the job waits for more.
       max_workers: the largest number, 500 or less; None means 500.
-      start_workers: the number that the job is founded with; None means the number of training
+      start_workers: the number that the job begins with; None means the number of training
         tasks in the cluster.
 
     Raises:
@@ -78,14 +78,14 @@ class Elastic:
                 f'{source}: expected "min:max" or "min:max:start", such as 2:8 or 2:8:4, received '
                 f"{show(text)}"
             )
-        least, most, start = found.groups()
+        min_workers, max_workers, start = found.groups()
         try:
-            return cls(int(least), int(most), None if start is None else int(start))
+            return cls(int(min_workers), int(max_workers), None if start is None else int(start))
         except ClusterConfigError as error:
             raise ClusterConfigError(f"{source} {text.strip()}: {error}") from None
 
     def start(self, cluster: Cluster) -> int:
-        """Returns the number of processes that the job is founded with.
+        """Returns the number of processes that the job begins with.
 
         Args:
           cluster: the job as this process knows it.
@@ -105,8 +105,8 @@ class Elastic:
         return self.start_workers
 
     def _check_start(self, start: int, what: str) -> None:
-        most = self.max_workers or MAX_WORKERS
-        if not self.min_workers <= start <= most:
+        limit = self.max_workers or MAX_WORKERS
+        if not self.min_workers <= start <= limit:
             raise ClusterConfigError(
-                f"Elastic: expected {what} to be {self.min_workers} to {most}, received {start}"
+                f"Elastic: expected {what} to be {self.min_workers} to {limit}, received {start}"
             )

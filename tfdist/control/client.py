@@ -152,8 +152,9 @@ class ControlClient:
 
         body = messages.encode(request)
         if len(body) > messages.MAX_REQUEST_BYTES:
+            kind = messages.wire_name(type(request))
             raise TfdistError(
-                f"{self._both()}: expected a {type(request).__name__} request of at most "
+                f"{self._both()}: expected a {kind} request of at most "
                 f"{messages.MAX_REQUEST_BYTES:,} bytes, has {len(body):,}"
             )
         kept = self._signer.kept_challenge()

@@ -53,8 +53,8 @@ class ClockClient:
         """
         if not self._addresses or self._caller.address == self._addresses[0]:
             return _same_clock()
-        for number, address in enumerate(self._addresses):
-            if number and (time.monotonic() < self._asks_others_at or not is_wanted()):
+        for index, address in enumerate(self._addresses):
+            if index and (time.monotonic() < self._asks_others_at or not is_wanted()):
                 return None
             if address == self._caller.address:
                 continue
@@ -64,10 +64,10 @@ class ClockClient:
                 # It has not started yet, or has ended, or is none of this job: ask the next one.
                 self._forget(address)
                 continue
-            if not number:
+            if not index:
                 self._asks_others_at = time.monotonic() + self._patience
             # That another task shares this clock tells nothing about the reference's.
-            if not number or found is None or found.reference != domain():
+            if not index or found is None or found.reference != domain():
                 return found
         return None
 

@@ -33,10 +33,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 # Unproven connections. The tasks of a larger job may come all at once, each with two of them.
-_MOST = 256
-_MOST_OF_A_TASK = 2
+_MAX_CONNECTIONS = 256
+_CONNECTIONS_PER_TASK = 2
 # Bytes that an unproven connection may send without a complete call; a request has 64 KiB at most.
-_MOST_BYTES = 256 * 1024
+_MAX_BYTES = 256 * 1024
 
 # Bytes that the kernel keeps of a connection for gRPC, which it has to read even after the end.
 _RECEIVE_BUFFER = 64 * 1024
@@ -78,7 +78,9 @@ class Connections:
         self._host = None if ipaddress.ip_address(host).is_unspecified else _plain(host)
         self._port = port
         # The rest of the descriptors is for the job.
-        self._most = min(max(_MOST, _MOST_OF_A_TASK * tasks), _most_descriptors() // 2)
+        self._limit = min(
+            max(_MAX_CONNECTIONS, _CONNECTIONS_PER_TASK * tasks), _max_descriptors() // 2
+        )
         self._unproven: dict[Peer, _Unproven] = {}
         self._proven: set[Peer] = set()
         self._shrink_buffers()
@@ -103,7 +105,7 @@ class Connections:
         closed = [peer for peer in self._unproven if self._is_too_loud(peer, accepted[peer])]
         for peer in closed:
             del self._unproven[peer]
-        closed += self._in_order_of_rights()[self._most :]
+        closed += self._in_order_of_rights()[self._limit :]
         for peer in closed:
             self._unproven.pop(peer, None)
             _reset(accepted[peer], peer)
@@ -114,7 +116,7 @@ class Connections:
         known = self._unproven[peer]
         if known.received is None:
             known.received = received
-        return received - known.received > _MOST_BYTES
+        return received - known.received > _MAX_BYTES
 
     def _shrink_buffers(self) -> None:
         """Makes the listening sockets accept connections with small buffers."""
@@ -135,11 +137,11 @@ class Connections:
             self._unproven, key=lambda peer: self._unproven[peer].since, reverse=True
         )
         counts: collections.Counter[str] = collections.Counter()
-        places = {}
+        ordinals = {}
         for peer in latest_first:
-            places[peer] = counts[peer[0]]
+            ordinals[peer] = counts[peer[0]]
             counts[peer[0]] += 1
-        return sorted(latest_first, key=places.__getitem__)
+        return sorted(latest_first, key=ordinals.__getitem__)
 
     def _accepted(self) -> dict[Peer, int]:
         """Returns the descriptors of the connections."""
@@ -170,7 +172,7 @@ def peer_of(text: str) -> Peer:
     return (_plain(host.strip("[]")), int(port)) if port.isdecimal() else (text, 0)
 
 
-def _most_descriptors() -> int:
+def _max_descriptors() -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 65536 if soft == resource.RLIM_INFINITY else min(soft, 65536)
 
@@ -179,7 +181,7 @@ def _descriptors() -> Iterable[int]:
     try:
         return map(int, os.listdir("/proc/self/fd"))
     except OSError:  # there is none left for the directory: this is the time to look
-        return range(_most_descriptors())
+        return range(_max_descriptors())
 
 
 def _address(function: Any, descriptor: int) -> Peer | None:

@@ -431,6 +431,11 @@ REQUESTS: dict[str, type[Any]] = {
 }
 
 
+def wire_name(kind: type[Any]) -> str:
+    """Returns the name of a kind of request in its method, in proofs and in errors."""
+    return kind.__name__.removesuffix("Request")
+
+
 def encode(message: Any) -> bytes:
     """Returns a dataclass or dict as JSON bytes."""
     fields = message if isinstance(message, dict) else dataclasses.asdict(message)
@@ -480,12 +485,12 @@ def decode(kind: type[Request], body: bytes) -> Request:
         matches = isinstance(value, types[field.type])
         if not matches or (isinstance(value, bool) and field.type != "bool"):
             raise MessageError(
-                f"{kind.__name__}: expected {field.name} to be {field.type}, received "
+                f"{wire_name(kind)}: expected {field.name} to be {field.type}, received "
                 f"{repr(value)[:80]}"
             )
         if field.type == "float" and not _is_finite(value):
             raise MessageError(
-                f"{kind.__name__}: expected {field.name} to be a finite number, received "
+                f"{wire_name(kind)}: expected {field.name} to be a finite number, received "
                 f"{repr(value)[:80]}"
             )
         values[field.name] = value

@@ -88,15 +88,15 @@ class Refusals:
         else:
             text = f"refused {self._cluster.name_of_rank(rank)}, calling from {host}: {reason}"
         if rank is not None and host in await self._addresses(rank):
-            likely, budget, most = Likely.RANK, f"rank {rank}", _MAX_OF_OURS
+            likely, budget, limit = Likely.RANK, f"rank {rank}", _MAX_OF_OURS
         elif host in self._hosts:
-            likely, budget, most = Likely.ON_ITS_HOSTS, f"host {host}", _MAX_OF_OURS
+            likely, budget, limit = Likely.ON_ITS_HOSTS, f"host {host}", _MAX_OF_OURS
         else:
-            likely, budget, most = Likely.STRANGER, "strangers", _MAX_OF_STRANGERS
+            likely, budget, limit = Likely.STRANGER, "strangers", _MAX_OF_STRANGERS
         self._last[likely] = text
         if text in self._texts:
             return
-        if self._logged[budget] >= most:
+        if self._logged[budget] >= limit:
             self._left_out += 1
             if len(self._left_out_hosts) < _MAX_HOSTS:
                 self._left_out_hosts.add(host)

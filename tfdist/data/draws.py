@@ -207,12 +207,12 @@ class _State:
     @property
     def count(self) -> int:
         """The number of seeds that the generator has given."""
-        at, index = self._place
+        at, index = self._count_at
         return int(tf.make_ndarray(self._maps[at].tensors[index]))
 
     def with_count(self, count: int) -> tf.Tensor:
         """Returns what DeserializeIterator takes, with another number."""
-        at, index = self._place
+        at, index = self._count_at
         maps = list(self._maps)
         maps[at] = VariantTensorDataProto()
         maps[at].CopyFrom(self._maps[at])
@@ -222,7 +222,7 @@ class _State:
         return tf.io.parse_tensor(vector.SerializeToString(), tf.variant)
 
     @property
-    def _place(self) -> tuple[int, int]:
+    def _count_at(self) -> tuple[int, int]:
         for at, each in enumerate(self._maps):
             _, *keys = each.metadata.decode().split("@@")
             for index, key in enumerate(keys):

@@ -57,7 +57,7 @@ def size_of(path: str) -> int:
         raise FileNotFoundError(f"from_files: {path} has vanished: {error.message}") from None
 
 
-def places(
+def positions(
     paths: Sequence[str], reader: str, header: int, task_size: int
 ) -> tuple[FilePosition, ...]:
     """Cuts files into tasks; reads all of them, several at once.
@@ -71,12 +71,12 @@ def places(
     Raises:
       ValueError: a file has a record that is not whole; names both.
     """
-    index = _index_of_records if reader == "tfrecord" else _index_of_lines
+    read_index = _index_of_records if reader == "tfrecord" else _index_of_lines
 
-    def of_file(number: int) -> list[FilePosition]:
-        begun = list(_tasks(index(paths[number], header), task_size))
+    def of_file(file: int) -> list[FilePosition]:
+        begun = list(_tasks(read_index(paths[file], header), task_size))
         return [
-            FilePosition(number, first, records, start, end - start)
+            FilePosition(file, first, records, start, end - start)
             for first, records, start, end in begun
         ]
 

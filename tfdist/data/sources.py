@@ -177,7 +177,7 @@ def from_files(
     spec = Spec("files", 0, task_size, about, sizes, epochs, shuffle, seed, lease)
 
     def describe() -> Description:
-        return Description(spec, files.places(paths, reader, header, task_size))
+        return Description(spec, files.positions(paths, reader, header, task_size))
 
     def path_of(task: OwnedTask) -> str:
         file = task.place[0]

@@ -254,7 +254,7 @@ class Agreement:
         members = {member.address: member for member in self._peers.reference().members}
         for address in addresses:
             answer = self._peers.probes.answer(address, since)
-            if answer is None or not answer.is_member or state.most_are_here:
+            if answer is None or not answer.is_member or state.has_majority:
                 continue
             member = members.get(address)
             if member is not None and answer.is_from(member.process):

@@ -128,7 +128,7 @@ class Calls:
             self.end(failed("unknown", "it was over before this process joined"))
 
     @property
-    def place(self) -> int:
+    def open_call(self) -> int:
         """The number of the call in which newcomers may join this process, 0 in none, else -1."""
         call = {0: 0, 1: self.number}.get(self._depth, -1)
         return -1 if call and self.unrecordable else call
@@ -167,4 +167,4 @@ class Calls:
 
     def _stand(self) -> None:
         # Where another call is within this one, no newcomer can stand.
-        self._membership.stand(self.place, self.ended)
+        self._membership.stand(self.open_call, self.ended)

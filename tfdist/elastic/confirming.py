@@ -15,7 +15,7 @@ from tfdist.elastic.protocol.generations import Generations
 from tfdist.elastic.protocol.probes import Probes
 
 # Addresses that this process was not given, and at which it asks at a time.
-_MOST_STRANGE = 8
+_MAX_STRANGE = 8
 # Callers' hosts of which addresses wait, and addresses of each.
 _MAX_HOSTS = 64
 _MAX_OF_A_HOST = 64
@@ -83,7 +83,7 @@ class Confirming:
 
     def _take(self) -> str | None:
         """Gives a free place to the host that has the fewest, in turn; returns the address."""
-        while self._waiting and len(self._places) < _MOST_STRANGE:
+        while self._waiting and len(self._places) < _MAX_STRANGE:
             taken = collections.Counter(self._places.values())
             host = min(self._waiting, key=lambda host: taken[host])
             waiting = self._waiting.pop(host)

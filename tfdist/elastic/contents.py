@@ -97,12 +97,12 @@ class Contents:
         rank = self._job.rank
         truth = _rank_of_truth(rows)
         sums = self._gathered(own, "checksums of the variables")
-        places = np.flatnonzero((sums != sums[truth]).any(axis=0)).tolist()
-        handles = [self._handles[place] for place in places]
+        indices = np.flatnonzero((sums != sums[truth]).any(axis=0)).tolist()
+        handles = [self._handles[index] for index in indices]
         values = broadcast_values(handles, self._job.communicator, truth, "the variables' values")
         wrong = [
-            self._names[place]
-            for place, handle, value in zip(places, handles, values, strict=True)
+            self._names[index]
+            for index, handle, value in zip(indices, handles, values, strict=True)
             if not _is_rounding(np.asarray(read(handle)), np.asarray(value))
         ]
         ends = self._gathered([bool(wrong)], "which members differ")[:, 0] != 0
@@ -129,7 +129,7 @@ class Contents:
                 "%s: takes the values of %s, which differ by rounding: %s",
                 self._job.cluster.task_name,
                 of_truth,
-                ", ".join(self._names[place] for place in places[:_MAX_NAMES]),
+                ", ".join(self._names[index] for index in indices[:_MAX_NAMES]),
             )
             assign_values(handles, values)
 

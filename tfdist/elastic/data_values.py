@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 _COUNT = 256
-_MOST_OTHERS = 1 / 50
+_MAX_OTHERS = 1 / 50
 _CLOSE = 1e-3  # relative to the largest value
 
 
@@ -32,8 +32,8 @@ def values_of(data: Any) -> list[float]:
     values: list[float] = []
     for array in arrays:
         count = min(array.size, _COUNT // min(len(arrays), _COUNT))
-        places = np.linspace(0, array.size - 1, count).astype(np.int64)
-        values += map(_number, array.flat[places])
+        indices = np.linspace(0, array.size - 1, count).astype(np.int64)
+        values += map(_number, array.flat[indices])
     return values[:_COUNT]
 
 
@@ -46,7 +46,7 @@ def differences(own: Sequence[float], theirs: Sequence[float]) -> str:
     one, other = np.array(own), np.array(theirs)
     largest = np.max(np.abs(other[np.isfinite(other)]), initial=0.0)
     differ = ~np.isclose(one, other, rtol=_CLOSE, atol=_CLOSE * largest, equal_nan=True)
-    if np.mean(differ) <= _MOST_OTHERS:
+    if np.mean(differ) <= _MAX_OTHERS:
         return ""
     first = int(np.argmax(differ))
     return (

@@ -19,14 +19,14 @@ _log = logging.getLogger("tfdist.elastic")
 
 
 class Founding:
-    """One process's part in founding a job.
+    """One process's part in the founding of a job.
 
     Args:
       peers: the other processes.
       founders: the addresses of all training tasks; founders meet at the first one.
       start: the number of founders, and how long the last of them are waited for.
       last_refusal: returns what this process's server has refused last, or None.
-      tombstone: tells that the job has ended, so that no process founds it again.
+      tombstone: tells that the job has ended, so that no process forms it again.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Founding:
         self._formed: Generation | None = None
 
     def run(self) -> Generation | None:
-        """Founds the job with the others; returns None if it runs already.
+        """Forms the job with the others; returns None if it runs already.
 
         Raises:
           As `Membership.begin`.
@@ -128,7 +128,7 @@ class Founding:
             wait=max(0.0, wait),
         )
         if leader == self._peers.me.address:
-            answer = self._peers.state.found(request, ClientContext())
+            answer = self._peers.state.admit_founder(request, ClientContext())
             if answer["status"] == "refused":
                 raise ClusterConfigError(f"{self._peers.me}: {answer['reason']}")
         else:
@@ -148,7 +148,7 @@ class Founding:
         return str(answer.get("status")), self._peers.described(missing or [leader])
 
     def _meets_the_job(self, addresses: Sequence[str], since: float) -> bool:
-        """Whether the job runs, or was founded."""
+        """Whether the job runs, or was formed."""
         answers = (self._peers.probes.answer(address, since) for address in addresses)
         runs = any(answer is not None and answer.is_member for answer in answers)
         return runs or self._formed is not None

@@ -176,7 +176,7 @@ class ElasticJob:
         self.owed = OwedCalls()
         self._followers: list[Callable[[World, int], None]] = []
         self._change_is_planned = self._member_leaves = False
-        self._is_founded_again = False
+        self._is_formed_again = False
         # How often one unit has failed with the same members.
         self._vain = 0
         self._failed_with: tuple[str, ...] = ()
@@ -263,7 +263,7 @@ class ElasticJob:
     def check_description(self, description: dict[str, str], values: Sequence[float] = ()) -> None:
         """Ends this member's part in the job if it is described otherwise than the oldest member.
 
-        All call it together. Founders found the job before they know what they train. Newcomers are
+        All call it together. Founders form the job before they know what they train. Newcomers are
         refused before.
 
         Args:
@@ -416,7 +416,7 @@ class ElasticJob:
           state: receives the members' state.
 
         Returns:
-          Whether it has; if all members have died, the newcomers have founded the job again.
+          Whether it has; if all members have died, the newcomers have formed the job again.
 
         Raises:
           CallOver: the members have ended the call in which it waits.
@@ -424,9 +424,9 @@ class ElasticJob:
         """
         self._check_open()
         self.state = state
-        self._is_founded_again = False
+        self._is_formed_again = False
         self._go_on(Unit("joining", lambda: None))
-        return not self._is_founded_again
+        return not self._is_formed_again
 
     def count_unit(self, unit: Unit) -> None:
         """Notes that a unit of work is done."""
@@ -459,11 +459,11 @@ class ElasticJob:
           tf.errors.OpError: a member was lost; the next call forms the next generation.
           Exception: as for `run`.
         """
-        self._is_founded_again = False
+        self._is_formed_again = False
         is_due = self.is_newcomer or self._change_is_planned or self.communicator.failed()
         if is_due:
             self._go_on(unit)
-        if not is_due or self._is_founded_again:
+        if not is_due or self._is_formed_again:
             self._agree(unit)
         return is_due
 
@@ -557,7 +557,7 @@ class ElasticJob:
                 ) from None
             if self.is_newcomer and not world.is_newcomer:
                 # All members had died, and the newcomers were founders.
-                self._is_founded_again, self.is_newcomer, self.units = True, False, 0
+                self._is_formed_again, self.is_newcomer, self.units = True, False, 0
             # Without newcomers there may be too few members, which only then may go on.
             self._change_is_planned = world.size < self.elastic.min_workers
             self._member_leaves = False
@@ -576,7 +576,7 @@ class ElasticJob:
             except _NotNow:
                 admits = False
                 continue
-            joined = "joined the job: " if was_newcomer and not self._is_founded_again else ""
+            joined = "joined the job: " if was_newcomer and not self._is_formed_again else ""
             _log.info(
                 "%s: "
                 + joined
@@ -611,7 +611,7 @@ class ElasticJob:
         own = [
             *(self.units, self.is_newcomer, unit.admits),
             *(fingerprint(unit.written()), fingerprint(self._last.written()), fingerprint(whole)),
-            *(self.calls.place, self.calls.ended),
+            *(self.calls.open_call, self.calls.ended),
         ]
         with tf.device("/device:CPU:0"):
             rows = ops.all_gather(

@@ -21,7 +21,7 @@ class Joining:
 
     Args:
       peers: the other processes.
-      founding: of the job, which newcomers found again if all members have died.
+      founding: of the job, which newcomers form again if all members have died.
     """
 
     def __init__(self, peers: Peers, founding: Founding) -> None:
@@ -65,7 +65,7 @@ class Joining:
                     self._check_members_live(seen)
                     self._peers.pause(self._peers.timing.retry)
                 elif target is None:
-                    # Perhaps all members have died. Then the newcomers found the job again.
+                    # Perhaps all members have died. Then the newcomers form the job again.
                     generation = self._found_again()
                     if generation is not None:
                         return generation

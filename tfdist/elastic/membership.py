@@ -154,7 +154,7 @@ class Membership:
         if not cluster.is_local:
             host = interfaces.data_interface(cluster, settings)[1]
         self._connection = Connection(self._peers, settings.secret, host)
-        self._founded: Generation | None = None  # but not yet connected
+        self._first_generation: Generation | None = None  # but not yet connected
         self._server: ControlServer | None = None
         if not cluster.is_local:
             self._server = ControlServer(
@@ -179,7 +179,7 @@ class Membership:
         self._state.describe(more, instead_of)
 
     def begin(self) -> World | None:
-        """Founds the job with the other founders, unless it runs already.
+        """Forms the job with the other founders, unless it runs already.
 
         Returns:
           Generation 1, to which `form` then connects; or None if a member of the running job has
@@ -191,8 +191,8 @@ class Membership:
           ClusterConfigError: another task has another description or version.
           TfdistError: `leave` was called meanwhile.
         """
-        self._founded = self._founding.run()
-        return None if self._founded is None else self._world(self._founded)
+        self._first_generation = self._founding.run()
+        return None if self._first_generation is None else self._world(self._first_generation)
 
     def form(
         self,
@@ -241,7 +241,7 @@ class Membership:
         on_too_few: Callable[[], None] | None,
     ) -> World:
         communicator.leave()
-        generation, self._founded = self._founded, None
+        generation, self._first_generation = self._first_generation, None
         wait = self._peers.wait()
         self._state.begin_forming(generation)
         try:

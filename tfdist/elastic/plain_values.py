@@ -99,11 +99,11 @@ def _decoded(content: bytes) -> dict[str, Any]:
         values = json.loads(found["json"].tobytes())
         used: set[int] = set()
 
-        def array(number: Any) -> np.ndarray:
-            if type(number) is not int or number in used:
-                raise ValueError(f"expected an array that is used once, received {show(number)}")
-            used.add(number)
-            return found[f"array_{number}"]
+        def array(index: Any) -> np.ndarray:
+            if type(index) is not int or index in used:
+                raise ValueError(f"expected an array that is used once, received {show(index)}")
+            used.add(index)
+            return found[f"array_{index}"]
 
         def unpacked(value: Any) -> Any:
             if isinstance(value, list):

@@ -98,15 +98,15 @@ def _of_all_ranks(own: tf.Tensor, label: str) -> tf.Tensor:
 
     @tf.custom_gradient
     def gather(own):
-        number, _ = world(process.communicator("tfdist.SyncBatchNormalization"))
-        rank = tf.fill([1, 1, *own.shape[1:]], tf.cast(number, own.dtype))
-        with_rank = tf.concat([own[tf.newaxis], rank], 1)
+        own_rank, _ = world(process.communicator("tfdist.SyncBatchNormalization"))
+        rank_column = tf.fill([1, 1, *own.shape[1:]], tf.cast(own_rank, own.dtype))
+        with_rank = tf.concat([own[tf.newaxis], rank_column], 1)
         all_ranks = ops.all_gather(with_rank, label=f"statistics of {label}")
         all_ranks = tf.ensure_shape(all_ranks, [None, *with_rank.shape[1:]])
 
         def gradient(upstream):
             total = ops.all_reduce(upstream, label=f"gradient of the statistics of {label}")
-            position = tf.where(all_ranks[:, -1, 0] == tf.cast(number, own.dtype))[0, 0]
+            position = tf.where(all_ranks[:, -1, 0] == tf.cast(own_rank, own.dtype))[0, 0]
             return total[position]
 
         return all_ranks[:, :-1], gradient

@@ -24,7 +24,7 @@ from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.cluster import Cluster
-from tfdist.config.environments.place import HostExchange
+from tfdist.config.environments.launched import HostExchange
 from tfdist.config.settings import Settings
 from tfdist.control import interfaces, messages, network
 from tfdist.control.client import ControlClient, UnreachableError

@@ -85,7 +85,7 @@ def _attribute(communicator: ops.Communicator, name: str) -> Callable[[], int]:
 
 def _evaluated(find: Callable[[], int]) -> tf.Tensor:
     # Stateful, so that TensorFlow does not fold it into a constant.
-    number = tf.numpy_function(lambda: np.int32(find()), [], tf.int32, stateful=True)
-    if tf.is_symbolic_tensor(number):
-        number.set_shape([])
-    return number
+    value = tf.numpy_function(lambda: np.int32(find()), [], tf.int32, stateful=True)
+    if tf.is_symbolic_tensor(value):
+        value.set_shape([])
+    return value

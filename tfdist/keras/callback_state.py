@@ -63,16 +63,16 @@ class CallbackStates:
         self._max_bytes = max(2 * max_bytes, _MAX_BYTES)
         self._warned: set[str] = set()
         self._texts = {
-            place: encode({"": value}, "") for place, value in self._carried() if _has_text(value)
+            key: encode({"": value}, "") for key, value in self._carried() if _has_text(value)
         }
 
     def describe(self) -> bytes:
         """The present states."""
         values: list[dict[str, Any]] = [{} for _ in self._callbacks]
-        for (number, name), value in self._carried():
-            at_begin = self._texts.get((number, name))
+        for (index, name), value in self._carried():
+            at_begin = self._texts.get((index, name))
             if not _has_text(value) or at_begin != encode({"": value}, ""):
-                values[number][name] = value
+                values[index][name] = value
         return encode({"types": self._types(), "values": values}, "callbacks")
 
     def restore(self, content: bytes) -> None:
@@ -108,7 +108,7 @@ class CallbackStates:
 
     def _carried(self) -> Iterator[tuple[tuple[int, str], Any]]:
         """What stands for each attribute that is carried, by callback and name."""
-        for number, callback in enumerate(self._callbacks):
+        for index, callback in enumerate(self._callbacks):
             for name, value in _attributes(callback):
                 where = f"{type(callback).__qualname__}.{name}"
                 try:
@@ -122,7 +122,7 @@ class CallbackStates:
                     continue
                 size = _bytes(stands_for)
                 if size <= self._max_bytes:
-                    yield (number, name), stands_for
+                    yield (index, name), stands_for
                 else:
                     self._warn(
                         f"{where}: expected at most {self._max_bytes >> 20} MB, received "

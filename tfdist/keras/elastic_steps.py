@@ -401,7 +401,7 @@ def execution(
     def function(iterator: Iterator) -> Any:
         logs = None
         of_first = f"{name}, {where()}"
-        for number in range(steps()):
+        for step_index in range(steps()):
             try:
                 batch = next(iterator)
             except StopIteration:
@@ -409,7 +409,7 @@ def execution(
                     raise
                 break
             # Within several steps of one execution a newcomer could not begin.
-            logs = step.run(batch, of_first, is_first=number == 0)
+            logs = step.run(batch, of_first, is_first=step_index == 0)
         return logs
 
     marked: Any = function
@@ -426,15 +426,15 @@ def predicted(step: ElasticStep, batches: Iterable) -> Any:
 def _leaves(structure: Any) -> tuple[list, Callable[[Sequence], Any]]:
     """Returns the leaves that are not `None`, and a function that puts others in their places."""
     flat = tf.nest.flatten(structure)
-    places = [i for i, leaf in enumerate(flat) if leaf is not None]
+    indices = [i for i, leaf in enumerate(flat) if leaf is not None]
 
     def packed(leaves: Sequence) -> Any:
         filled: list[Any] = [None] * len(flat)
-        for place, leaf in zip(places, leaves, strict=True):
-            filled[place] = leaf
+        for index, leaf in zip(indices, leaves, strict=True):
+            filled[index] = leaf
         return tf.nest.pack_sequence_as(structure, filled)
 
-    return [flat[place] for place in places], packed
+    return [flat[index] for index in indices], packed
 
 
 def _with_any_rows(spec: Any) -> Any:

@@ -117,7 +117,7 @@ def _own_variables(model: Any) -> dict[str, Any]:
     for kind, variables in kinds.items():
         own = [v for v in variables if id(v) not in seen and not is_on_servers(tf_variable(v))]
         seen.update(id(v) for v in own)
-        found |= {f"{kind}_{number}": v for number, v in enumerate(own)}
+        found |= {f"{kind}_{index}": v for index, v in enumerate(own)}
     return found
 
 

@@ -213,9 +213,9 @@ def _read_hdf5(file: BinaryIO) -> bytes | None:
             # Reading finds what is missing; nothing finds what is altered.
             weights.visititems(_read_values)
             return state
-        place = _place_of_checksum(weights)
+        offset = _offset_of_checksum(weights)
         expected = weights[_CHECKSUM][()].tobytes()
-    received = _checksum(file, place)
+    received = _checksum(file, offset)
     if received != expected:
         raise ValueError(f"expected the checksum {expected!r}, received {received!r}")
     return state
@@ -226,30 +226,30 @@ def _read_values(name: str, value: Any) -> None:
         value[()]
 
 
-def _place_of_checksum(weights: h5py.File) -> int:
+def _offset_of_checksum(weights: h5py.File) -> int:
     """The offset of the checksum in an HDF5 file, in bytes."""
     stored = weights[_CHECKSUM]
-    place = stored.id.get_offset()
-    if place is None or stored.shape != (_CHECKSUM_BYTES,) or stored.dtype != np.uint8:
+    offset = stored.id.get_offset()
+    if offset is None or stored.shape != (_CHECKSUM_BYTES,) or stored.dtype != np.uint8:
         raise ValueError(
             f"expected a checksum of {_CHECKSUM_BYTES} bytes, received {stored.dtype.name}"
             f"{list(stored.shape or [])}"
         )
-    return place
+    return offset
 
 
-def _checksum(file: BinaryIO, place: int) -> bytes:
-    """The checksum of a file, in which the bytes from `place` on count as zeros.
+def _checksum(file: BinaryIO, offset: int) -> bytes:
+    """The checksum of a file, in which the bytes from `offset` on count as zeros.
 
     Args:
       file: the file.
-      place: the offset of the checksum in it.
+      offset: the offset of the checksum in it.
     """
     file.seek(0)
     value, at = 0, 0
     while chunk := file.read(_CHUNK):
-        first = max(place - at, 0)
-        last = min(place + _CHECKSUM_BYTES - at, len(chunk))
+        first = max(offset - at, 0)
+        last = min(offset + _CHECKSUM_BYTES - at, len(chunk))
         if first < last:
             chunk = chunk[:first] + bytes(last - first) + chunk[last:]
         value = zlib.crc32(chunk, value)
@@ -272,10 +272,10 @@ def _add(path: str, state: TrainingState, term: Term | None = None) -> None:
         weights[_MEMBER] = np.frombuffer(content, np.uint8)
         weights[_TERM] = np.frombuffer(written_in, np.uint8)
         weights[_CHECKSUM] = np.zeros([_CHECKSUM_BYTES], np.uint8)
-        place = _place_of_checksum(weights)
+        offset = _offset_of_checksum(weights)
     with open(path, "rb+") as file:
-        checksum = _checksum(file, place)
-        file.seek(place)
+        checksum = _checksum(file, offset)
+        file.seek(offset)
         file.write(checksum)
 
 

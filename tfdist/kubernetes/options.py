@@ -256,7 +256,7 @@ class JobOptions:
             if not least <= self.parallelism <= self.max_workers:
                 raise ClusterConfigError(
                     f"parallelism: expected {least} to {self.max_workers} pods, since {least} "
-                    f"found the job, received {self.parallelism}"
+                    f"form the job, received {self.parallelism}"
                 )
         _number("ps", self.ps, 0)
         _number("restarts", self.restarts, 0)

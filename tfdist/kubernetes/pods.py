@@ -93,11 +93,11 @@ def template(job: JobOptions, role: str) -> Object:
     spec["containers"] = [container(job, role)]
     volumes: list[Object] = [
         {
-            "name": f"volume-{number}",
+            "name": f"volume-{index}",
             "persistentVolumeClaim": {"claimName": volume.claim}
             | ({"readOnly": True} if volume.read_only else {}),
         }
-        for number, volume in enumerate(job.volumes)
+        for index, volume in enumerate(job.volumes)
     ]
     if _has_scratch(job):
         volumes.append({"name": _SCRATCH_VOLUME, "emptyDir": {}})
@@ -130,9 +130,9 @@ def container(job: JobOptions, role: str) -> Object:
     if job.read_only_root:
         fields["securityContext"]["readOnlyRootFilesystem"] = True
     mounts: list[Object] = [
-        {"name": f"volume-{number}", "mountPath": volume.path}
+        {"name": f"volume-{index}", "mountPath": volume.path}
         | ({"readOnly": True} if volume.read_only else {})
-        for number, volume in enumerate(job.volumes)
+        for index, volume in enumerate(job.volumes)
     ]
     if _has_scratch(job):
         mounts.append({"name": _SCRATCH_VOLUME, "mountPath": SCRATCH})

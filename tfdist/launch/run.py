@@ -186,7 +186,7 @@ def _roles(options: LaunchOptions) -> list[tuple[str, int]]:
 def plan(
     options: LaunchOptions,
     ports: Sequence[int] | None = None,
-    places: Sequence[Site] | None = None,
+    sites: Sequence[Site] | None = None,
 ) -> list[TaskSpec]:
     """Returns the tasks of a job, with the TF_CONFIG of each.
 
@@ -194,7 +194,7 @@ def plan(
       options: the number of tasks of each kind; of an elastic job all that there may be.
       ports: one port for each training task and parameter server, and if there are data workers,
         for their dispatcher and for each of them; free ones by default.
-      places: the site of each task; this machine by default.
+      sites: the site of each task; this machine by default.
 
     Returns:
       The tasks, in the order chief, workers, parameter servers, evaluator, data tasks; the first
@@ -204,10 +204,10 @@ def plan(
       OSError: too few ports are free, or a host is lost.
     """
     roles = _roles(options)
-    if places is None:
-        places = [this_machine()] * len(roles)
+    if sites is None:
+        sites = [this_machine()] * len(roles)
     # An evaluator has no address.
-    tasks = list(zip(places, roles, strict=True))
+    tasks = list(zip(sites, roles, strict=True))
     listening = [site for site, (role, _) in tasks if role != "evaluator"]
     free = iter(_free_ports(listening) if ports is None else ports)
     addresses: dict[str, list[str]] = {}
@@ -247,7 +247,7 @@ def _free_ports(sites: Sequence[Site]) -> list[int]:
     return [next(found[id(site)]) for site in sites]
 
 
-def _places(options: LaunchOptions, sites: Sequence[Site]) -> list[Site]:
+def _placed(options: LaunchOptions, sites: Sequence[Site]) -> list[Site]:
     """Returns the site of each task.
 
     Raises:
@@ -341,8 +341,8 @@ def run(options: LaunchOptions) -> int:
         connector = Connector(_own_names(), agents, streams[1])
         stack.callback(connector.close)
         sites = connector.connect_all(hosts) if hosts else [this_machine()]
-        places = _places(options, sites)
-        tasks = plan(options, places=places)
+        placed = _placed(options, sites)
+        tasks = plan(options, sites=placed)
         file = JobFile(tasks[0].tf_config, settings.secret.decode("latin-1"))
         passed = passed_environment(environment, settings.secret, options.env)
         directories = []
@@ -382,7 +382,7 @@ def run(options: LaunchOptions) -> int:
             file = dataclasses.replace(file, metrics=_metrics(tasks, port))
         arguments = [*_program(options), *options.arguments]
         command = JobCommand(sys.executable, arguments, environment, passed, directories)
-        pool = HostPool(command, sites, places, options.binding)
+        pool = HostPool(command, sites, placed, options.binding)
         supervisor = _supervisor(options, tasks, pool, connector, streams, listener)
         path = stack.enter_context(file.written(options.job_file))
         asks = "tfdist scale" if isinstance(options.workers, WorkerRange) else "tfdist ps stats"
@@ -480,16 +480,16 @@ def _metrics(tasks: Sequence[TaskSpec], port: int) -> dict[str, str]:
     Raises:
       ClusterConfigError: there are not as many ports above it.
     """
-    places = {task.name: Cluster.from_tf_config(task.tf_config).place for task in tasks}
-    if port + max(places.values()) > 65535:
+    indices = {task.name: Cluster.from_tf_config(task.tf_config).global_index for task in tasks}
+    if port + max(indices.values()) > 65535:
         raise ClusterConfigError(
             f"TFDIST_METRICS_PORT: expected {len(tasks)} ports from {port} on, one for each task, "
             "but the last port is 65535"
         )
     hosts = {task.name: task.host for task in tasks}
     return {
-        name: Host(hosts[name] or "127.0.0.1").listens_at(port + place)
-        for name, place in places.items()
+        name: Host(hosts[name] or "127.0.0.1").listens_at(port + index)
+        for name, index in indices.items()
     }
 
 

@@ -156,17 +156,17 @@ class Supervisor:
         self._restarting = self._stopping = False
         self._due.pop("kill", None)
         self._end_all()
-        for place, task in enumerate(self._tasks):
+        for index, task in enumerate(self._tasks):
             self._report_log(task)
-            self._tasks[place] = self._new_task(task.index, task)
+            self._tasks[index] = self._new_task(task.index, task)
         self._note_ends()
 
     def _replace(self, task: Task) -> Task:
         """Starts one task again, after its former processes have ended."""
         self._end(task)
         self._report_log(task)
-        place = self._tasks.index(task)
-        new = self._tasks[place] = self._new_task(task.index, task)
+        index = self._tasks.index(task)
+        new = self._tasks[index] = self._new_task(task.index, task)
         self._note_ends()
         return new
 

@@ -116,11 +116,11 @@ def describe(waits: list[tuple[float, str, str]], elapsed: float, step: int | No
       step: the number of steps at the last report; `None` if they are not counted.
     """
     parts = []
-    for place, (seconds, name, cause) in enumerate(waits):
+    for index, (seconds, name, cause) in enumerate(waits):
         of_time = f"{100 * seconds / elapsed:.0f} %"
-        if not place:
+        if not index:
             of_time += f" of the last {elapsed:.0f} s"
             of_time += f", since step {step}" if step is not None else ""
         most = f", most in {cause}" if cause else ""
-        parts.append(f"{'' if place else 'waited '}{seconds:.1f} s for {name} ({of_time}){most}")
+        parts.append(f"{'' if index else 'waited '}{seconds:.1f} s for {name} ({of_time}){most}")
     return "; ".join(parts)

@@ -147,13 +147,13 @@ def actor_options(resources: Mapping[str, float]) -> dict[str, Any]:
 
 def _range(elastic: tuple[int, int], start: int) -> WorkerRange:
     try:
-        least, most = elastic
+        min_workers, max_workers = elastic
     except (TypeError, ValueError):
         raise ClusterConfigError(
-            "tfdist.ray.run: expected elastic to be (least, most) workers, such as (2, 8), "
+            "tfdist.ray.run: expected elastic to be (min_workers, max_workers), such as (2, 8), "
             f"received {elastic!r}"
         ) from None
-    return WorkerRange(least, most, start)
+    return WorkerRange(min_workers, max_workers, start)
 
 
 def _resources(name: str, given: Mapping[str, float] | None) -> dict[str, float]:

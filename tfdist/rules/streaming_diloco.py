@@ -63,13 +63,13 @@ class StreamingDiLoCo(DiLoCo):
 
     def check_round(self, sync_every: int) -> None:
         """Raises ValueError if the fragments do not fit into rounds of `sync_every` steps."""
-        for name, value, most in (
+        for name, value, limit in (
             ("fragments", self.fragments, sync_every),
             ("delay", self.delay, sync_every - 1),
         ):
-            if value > most:
+            if value > limit:
                 raise ValueError(
-                    f"StreamingDiLoCo: expected {name} of at most {most} with "
+                    f"StreamingDiLoCo: expected {name} of at most {limit} with "
                     f"sync_every={sync_every}, received {value}"
                 )
 

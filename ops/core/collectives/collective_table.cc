@@ -294,7 +294,7 @@ std::unique_ptr<Collective> CollectiveTable::MakeJoin(CollectiveOptions options,
     join_named_ = named;
     return begun_;
   };
-  const auto caught_up = [this](uint64_t most) { return begun_ >= most && pending_.size() == 1; };
+  const auto caught_up = [this](uint64_t count) { return begun_ >= count && pending_.size() == 1; };
   return Join::Make(std::move(options), group_->rank, group_->size, begin, caught_up, last_rank);
 }
 

@@ -96,14 +96,14 @@ void EventRing::End(EventId id, const Status& status, TimePoint at) {
   slot.version.store(2 * id, std::memory_order_release);
 }
 
-EventRing::Reading EventRing::Read(uint64_t cursor, size_t most) const {
+EventRing::Reading EventRing::Read(uint64_t cursor, size_t limit) const {
   Reading reading;
   const uint64_t end = last() + 1;
   const uint64_t first = end > mask_ + 1 ? end - (mask_ + 1) : 1;
   const uint64_t wanted = std::max<uint64_t>(cursor, 1);
   reading.next = std::max(wanted, first);
   reading.lost = reading.next - wanted;
-  for (; reading.next < end && reading.events.size() < most; ++reading.next) {
+  for (; reading.next < end && reading.events.size() < limit; ++reading.next) {
     const Slot& slot = SlotOf(reading.next);
     uint64_t words[kWords];
     bool read = false;

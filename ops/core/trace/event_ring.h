@@ -53,9 +53,9 @@ class EventRing {
     uint64_t next = 0;          // the cursor of the next reading
     uint64_t lost = 0;          // events from the cursor on that were overwritten or left out
   };
-  // Reads up to `most` events, from the one with sequence number `cursor` on. An event that has not
-  // ended is to be read again by a reader who wants its end.
-  Reading Read(uint64_t cursor, size_t most) const;
+  // Reads up to `limit` events, from the one with sequence number `cursor` on. An event that has
+  // not ended is to be read again by a reader who wants its end.
+  Reading Read(uint64_t cursor, size_t limit) const;
 
  private:
   static constexpr size_t kWords = sizeof(Event) / sizeof(uint64_t);

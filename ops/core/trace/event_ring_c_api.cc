@@ -16,10 +16,10 @@ size_t tfdist_sizeof_recorded_event() { return sizeof(Event); }
 
 uint64_t tfdist_recorder_last() { return ProcessEvents().last(); }
 
-// Copies up to `most` events from `cursor` on, and returns their number; see EventRing::Read.
-size_t tfdist_recorder_read(uint64_t cursor, Event* events, size_t most, uint64_t* next,
+// Copies up to `limit` events from `cursor` on, and returns their number; see EventRing::Read.
+size_t tfdist_recorder_read(uint64_t cursor, Event* events, size_t limit, uint64_t* next,
                             uint64_t* lost) {
-  const tfdist::EventRing::Reading reading = ProcessEvents().Read(cursor, most);
+  const tfdist::EventRing::Reading reading = ProcessEvents().Read(cursor, limit);
   std::copy(reading.events.begin(), reading.events.end(), events);
   *next = reading.next;
   *lost = reading.lost;

@@ -101,7 +101,7 @@ def test_planned_leaves(tmp_path):
 
 
 def test_growth(tmp_path):
-    """Two workers found the job; then there are four, three, one and four of them.
+    """Two workers form the job; then there are four, three, one and four of them.
 
     Each time they begin to search the size of buckets, and the last four find it.
     """

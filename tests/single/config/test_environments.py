@@ -10,7 +10,7 @@ from tfdist.config import cluster as cluster_module
 from tfdist.config import environments
 from tfdist.config.cluster import Cluster
 from tfdist.config.environments import ports
-from tfdist.config.environments.place import HostExchange
+from tfdist.config.environments.launched import HostExchange
 from tfdist.errors import ClusterConfigError
 
 pytestmark = pytest.mark.timeout(30)

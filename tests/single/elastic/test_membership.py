@@ -1,4 +1,4 @@
-"""Members of an elastic job found it, go on without the dead, and take in newcomers."""
+"""Members of an elastic job form it, go on without the dead, and take in newcomers."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_founders_whose_leader_is_missing_name_it():
             processes[0].membership.begin()
 
 
-def test_the_first_to_come_found_the_job_and_others_join():
+def test_the_first_to_come_form_the_job_and_others_join():
     with closing() as processes:
         limits = Elastic(1, 4, 2)
         known = addresses(4)
@@ -227,7 +227,7 @@ def test_leaving_ends_a_call_in_progress():
         processes[0].leave()
 
 
-def test_newcomers_found_the_job_again_when_all_members_have_died():
+def test_newcomers_form_the_job_again_when_all_members_have_died():
     with closing() as processes:
         known = founded(processes, 2)
         processes[0].crash()

@@ -97,7 +97,7 @@ def test_a_founder_that_waits_ends_with_the_job(tmp_path):
 
 
 @pytest.mark.parametrize("calls_ended", [0, 1])
-def test_a_newcomer_whose_members_end_does_not_found_the_job_again(tmp_path, calls_ended):
+def test_a_newcomer_whose_members_end_does_not_form_the_job_again(tmp_path, calls_ended):
     known = addresses(2)
     with closing() as processes, ops.Communicator(0, 1, resizable=True) as communicator:
         founded(processes, 1, Elastic(1, 2, 1), known=known)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tfdist.config.cluster import Cluster
-from tfdist.config.environments.place import HostExchange
+from tfdist.config.environments.launched import HostExchange
 from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.held_calls import ClientContext

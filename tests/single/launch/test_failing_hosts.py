@@ -117,7 +117,7 @@ def test_its_worker_moves_to_a_free_slot_and_another_host_s_is_restarted(launch,
 def test_its_worker_does_not_take_the_slot_of_one_that_starts_again():
     sites = [Site(Host(name), None) for name in ("127.0.0.2", BAD)]
     options = LaunchOptions(Path("train.py"), workers=WorkerRange(1, 2, 2))
-    specs = plan(options, places=sites)
+    specs = plan(options, sites=sites)
     pool = HostPool(JobCommand("python", [], {}), sites, sites)
     hosts = ElasticHosts(pool, specs, lambda host: None, Cooldown())
     times = [time.monotonic() + number for number in range(6)]

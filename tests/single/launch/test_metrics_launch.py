@@ -46,7 +46,7 @@ def test_the_job_file_has_the_address_of_each_task(launch, tmp_path, monkeypatch
     places = {}
     for _, config in tasks.values():
         cluster = Cluster.from_tf_config(config)
-        places[cluster.task_name] = f"127.0.0.1:{first + cluster.place}"
+        places[cluster.task_name] = f"127.0.0.1:{first + cluster.global_index}"
     assert JobFile.read(path).metrics == places
     names = {"chief", "worker 0", "ps 0", "evaluator 0", "data_dispatcher", "data_worker 0"}
     assert places.keys() == names

@@ -110,15 +110,15 @@ def test_an_event_that_another_thread_is_writing_is_read_again(tmp_path, monkeyp
 
         hides = True
 
-        def read(self, cursor, most=None):
-            found = super().read(cursor, most)
+        def read(self, cursor, limit=None):
+            found = super().read(cursor, limit)
             if not len(found.records) or not self.hides:
                 return found
             self.hides = False
             seen = (part[:-1] for part in (found.records, found.sequences, found.has_ended))
             return events.RingRecords(*seen, found.next, found.lost + 1)
 
-    monkeypatch.setattr(events, "RecordReader", Interrupted)
+    monkeypatch.setattr(events, "RingReader", Interrupted)
     out = tmp_path / "out.json"
     made = recording.start(Cluster.local(), Settings(timeline=str(out)))
     for _ in range(3):

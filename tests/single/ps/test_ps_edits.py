@@ -91,12 +91,12 @@ def test_what_does_not_fit_is_refused(job):
 
 def test_max_rows_of_each_server(job):
     _, _, worker, _ = job
-    for most in (10, 100):
-        table = worker.table(f"most {most}", 1, max_rows=most)
-        for id_ in range(most):
+    for limit in (10, 100):
+        table = worker.table(f"limit {limit}", 1, max_rows=limit)
+        for id_ in range(limit):
             worker.lookup(table, [id_ * 31])
-        assert worker.client.table_size(table) == most
-        found, _ = worker.client.find_rows(table, tf.range(0, most * 31, 31, tf.int64), False)
+        assert worker.client.table_size(table) == limit
+        found, _ = worker.client.find_rows(table, tf.range(0, limit * 31, 31, tf.int64), False)
         assert found.numpy().all()
         worker.lookup(table, np.arange(-1000, 0))
-        assert most <= worker.client.table_size(table) < most + 16
+        assert limit <= worker.client.table_size(table) < limit + 16

@@ -455,7 +455,7 @@ def suffer(
       script: the faults.
       folder: for the workers' files.
       workers: how many processes there are.
-      limits: `TFDIST_ELASTIC`; by default any number of workers, which all found the job.
+      limits: `TFDIST_ELASTIC`; by default any number of workers, which all form the job.
 
     Returns:
       The course, and the results of the workers that are left, by slot.

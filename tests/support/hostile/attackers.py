@@ -54,8 +54,8 @@ def check_under_attack(folder: Path, with_secret: bool, seconds: float) -> None:
             stack.close()
             time.sleep(_SETTLING)
             after = attacked.latest()
-            most = descriptors + SPARE_DESCRIPTORS
-            wait_until(lambda: job.descriptors() <= most, "the end of all connections")
+            limit = descriptors + SPARE_DESCRIPTORS
+            wait_until(lambda: job.descriptors() <= limit, "the end of all connections")
         last = job.stop_training()
         results = job.wait_for_results(120.0)
         job.end(targets)

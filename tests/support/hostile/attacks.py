@@ -99,11 +99,11 @@ class Target:
             self.cluster, self.secret, self.cluster.ps[self.server], f"ps {self.server}"
         )
 
-    def hold(self, kind: str, connection: socket.socket, most: int) -> None:
+    def hold(self, kind: str, connection: socket.socket, limit: int) -> None:
         """Keeps a connection open until `most` later ones have come."""
         held = self.held.setdefault(kind, deque())
         held.append(connection)
-        while len(held) > most:
+        while len(held) > limit:
             held.popleft().close()
 
     def close(self) -> None:

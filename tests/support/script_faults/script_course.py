@@ -212,7 +212,7 @@ class _Run:
     def _scale(self) -> bool:
         text = (self._found.folder / "launcher.log").read_text(errors="replace")
         changes = re.findall(r"workers: \d+ before, (\d+) now|workers now: (\d+)", text)
-        least, most, start = map(int, self._course.workers.split(":"))
+        min_workers, max_workers, start = map(int, self._course.workers.split(":"))
         now = int("".join(changes[-1])) if changes else start
         done = subprocess.run(
             [
@@ -220,7 +220,7 @@ class _Run:
                 "-m",
                 "tfdist",
                 "scale",
-                str(min(now + 1, most)),
+                str(min(now + 1, max_workers)),
                 "--job",
                 str(self._found.folder / "job.json"),
             ],

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tfdist.config.environments import host_exchange, kubernetes, mpi, slurm, torchrun
-from tfdist.config.environments.place import (
+from tfdist.config.environments.launched import (
     Found,
     HostExchange,
     LaunchedProcess,
@@ -42,7 +42,7 @@ class _Environment(Protocol):
 
     LAUNCHER: str
 
-    def place(self, environ: Mapping[str, str]) -> LaunchedProcess | None: ...
+    def launched(self, environ: Mapping[str, str]) -> LaunchedProcess | None: ...
 
     def remark(self, environ: Mapping[str, str]) -> Remark | None: ...
 
@@ -69,25 +69,25 @@ def find(environ: Mapping[str, str] | None = None) -> Found:
     warnings: list[str] = []
     for environment in _ENVIRONMENTS:
         try:
-            place = environment.place(environ)
+            launched = environment.launched(environ)
         except ClusterConfigError as error:
             if chosen is None and alone is None:
                 raise
             notes.append(f"ignored: {error}")
             continue
-        remark = environment.remark(environ) if place is None else None
+        remark = environment.remark(environ) if launched is None else None
         if remark is not None:
             (warnings if remark.is_warning else notes).append(remark.text)
-        if place is None:
+        if launched is None:
             continue
         if chosen is not None:
-            _compare(chosen[1], place)
-            notes.append(f"{_described(place)}: says the same")
-        elif place.size > 1:
-            chosen = environment, place
+            _compare(chosen[1], launched)
+            notes.append(f"{_described(launched)}: says the same")
+        elif launched.size > 1:
+            chosen = environment, launched
         else:
-            alone = alone or place
-            notes.append(f"{_described(place)}: a job of one process")
+            alone = alone or launched
+            notes.append(f"{_described(launched)}: a job of one process")
     if chosen is None:
         if alone is None and environ.get("TFDIST_PS", "0").strip() not in ("", "0"):
             warnings.append(f"{shown(environ, ('TFDIST_PS',))} ignored: no launcher was found")
@@ -96,18 +96,18 @@ def find(environ: Mapping[str, str] | None = None) -> Found:
         if alone is not None:
             notes, warnings = [*notes, *warnings], []
         return Found(source, tuple(notes), tuple(warnings))
-    environment, place = chosen
-    servers = _servers(environ, place)
+    environment, launched = chosen
+    servers = _servers(environ, launched)
     if environment is slurm or environment is kubernetes:
-        addresses, origin = environment.addresses(environ, place)
+        addresses, origin = environment.addresses(environ, launched)
     else:
         assert environment is mpi or environment is torchrun
-        addresses, origin = host_exchange.addresses(environ, place, environment, servers)
-    notes = [_described(place), origin, *notes, *warnings]
+        addresses, origin = host_exchange.addresses(environ, launched, environment, servers)
+    notes = [_described(launched), origin, *notes, *warnings]
     if isinstance(addresses, HostExchange):
-        return Found(place.launcher, tuple(notes), exchange=addresses)
-    tasks = tasks_of(environ, addresses, place.index, servers)
-    return Found(place.launcher, tuple(notes), tasks=tasks)
+        return Found(launched.launcher, tuple(notes), exchange=addresses)
+    tasks = tasks_of(environ, addresses, launched.index, servers)
+    return Found(launched.launcher, tuple(notes), tasks=tasks)
 
 
 def tasks_of(
@@ -133,12 +133,12 @@ def tasks_of(
         "ps": addresses[training:],
     }
     if index < chiefs:
-        role, number = "chief", index
+        role, task = "chief", index
     elif index < training:
-        role, number = "worker", index - chiefs
+        role, task = "worker", index - chiefs
     else:
-        role, number = "ps", index - training
-    return LaunchedTasks(tasks, role, number)
+        role, task = "ps", index - training
+    return LaunchedTasks(tasks, role, task)
 
 
 def _given(environ: Mapping[str, str], text: str) -> Found:
@@ -146,27 +146,27 @@ def _given(environ: Mapping[str, str], text: str) -> Found:
     ignored = []
     for environment in _ENVIRONMENTS:
         try:
-            place = environment.place(environ)
+            launched = environment.launched(environ)
         except ClusterConfigError as error:
             ignored.append(f"ignored: {error}")
         else:
-            if place is not None:
-                ignored.append(f"{_described(place)}: ignored, since TF_CONFIG is set")
+            if launched is not None:
+                ignored.append(f"{_described(launched)}: ignored, since TF_CONFIG is set")
     return Found(TF_CONFIG, ("TF_CONFIG is set", *ignored), tf_config=text)
 
 
-def _servers(environ: Mapping[str, str], place: LaunchedProcess) -> int:
+def _servers(environ: Mapping[str, str], launched: LaunchedProcess) -> int:
     servers = whole(environ, "TFDIST_PS") or 0
-    size = f"{place.size_variable}={place.size}"
-    if servers >= place.size:
+    size = f"{launched.size_variable}={launched.size}"
+    if servers >= launched.size:
         raise ClusterConfigError(
             f"TFDIST_PS: expected fewer parameter servers than processes, received {servers} of "
-            f"{place.size} ({size}): nobody would train"
+            f"{launched.size} ({size}): nobody would train"
         )
     workers = whole(environ, "TFDIST_WORKERS")
-    if workers is not None and workers + servers != place.size:
+    if workers is not None and workers + servers != launched.size:
         raise ClusterConfigError(
-            f"{place.launcher}: {size}, but TFDIST_WORKERS={workers} and TFDIST_PS={servers}; "
+            f"{launched.launcher}: {size}, but TFDIST_WORKERS={workers} and TFDIST_PS={servers}; "
             "expected TFDIST_WORKERS + TFDIST_PS to be the number of processes"
         )
     return servers
@@ -185,6 +185,6 @@ def _compare(winner: LaunchedProcess, other: LaunchedProcess) -> None:
             )
 
 
-def _described(place: LaunchedProcess) -> str:
-    index, size = place.index_variable, place.size_variable
-    return f"{place.launcher}: {index}={place.index}, {size}={place.size}"
+def _described(launched: LaunchedProcess) -> str:
+    index, size = launched.index_variable, launched.size_variable
+    return f"{launched.launcher}: {index}={launched.index}, {size}={launched.size}"

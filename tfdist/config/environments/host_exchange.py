@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from tfdist.config import validation
-from tfdist.config.environments.place import HostExchange, LaunchedProcess, shown, whole
+from tfdist.config.environments.launched import HostExchange, LaunchedProcess, shown, whole
 from tfdist.errors import ClusterConfigError
 
 
 def addresses(
-    environ: Mapping[str, str], place: LaunchedProcess, launcher: ModuleType, servers: int
+    environ: Mapping[str, str], launched: LaunchedProcess, launcher: ModuleType, servers: int
 ) -> tuple[list[str] | HostExchange, str]:
     """Returns "host:port" of each process if all are on this host, else where they meet.
 
     Args:
       environ: variables by name.
-      place: of this process.
+      launched: this process.
       launcher: the module of its launcher.
       servers: the number of parameter servers.
 
@@ -35,37 +35,38 @@ def addresses(
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     local_variable = launcher.local_size_variable(environ)
-    is_one_host = launcher.is_one_host(environ, place)
+    is_one_host = launcher.is_one_host(environ, launched)
     if is_one_host is None and host in ("localhost", "127.0.0.1", "[::1]"):
         is_one_host = True
     if not is_one_host and not host:
         local = shown(environ, (local_variable,)) or f"no {local_variable}"
         raise ClusterConfigError(
-            f"{place.launcher}: expected MASTER_ADDR, the host of rank 0, since the {place.size} "
-            f"ranks may be on several hosts ({place.size_variable}={place.size}, {local}), "
-            "received none; set it to 127.0.0.1 if all are on this host"
+            f"{launched.launcher}: expected MASTER_ADDR, the host of rank 0, since the "
+            f"{launched.size} ranks may be on several hosts "
+            f"({launched.size_variable}={launched.size}, {local}), received none; "
+            "set it to 127.0.0.1 if all are on this host"
             + (", or start them with srun" if environ.get("SLURM_JOB_ID") else "")
         )
     first, origin = launcher.first_port(environ)
     if environ.get("MASTER_PORT"):
         origin = shown(environ, ("MASTER_PORT",))
         first = (whole(environ, "MASTER_PORT") or 0) + 1
-    last = first + place.size
+    last = first + launched.size
     if first < 2 or last > 65535:
         raise ClusterConfigError(
-            f"{place.launcher}: expected MASTER_PORT in 1..{65535 - 1 - place.size}, since rank r "
-            f"of {place.size} listens on MASTER_PORT + 1 + r, received {first - 1}"
+            f"{launched.launcher}: expected MASTER_PORT in 1..{65535 - 1 - launched.size}, since "
+            f"rank r of {launched.size} listens on MASTER_PORT + 1 + r, received {first - 1}"
         )
     ports = f"ports: from {first} on, by {origin}"
     if is_one_host:
         where = shown(environ, (local_variable,)) or f"MASTER_ADDR={host}"
-        return [f"127.0.0.1:{first + rank}" for rank in range(place.size)], f"{where}; {ports}"
+        return [f"127.0.0.1:{first + rank}" for rank in range(launched.size)], f"{where}; {ports}"
     problem = validation.address_problem(f"{host}:{first}")
     if problem:
         raise ClusterConfigError(
             f"MASTER_ADDR: expected the host of rank 0, received {validation.show(host)}: {problem}"
         )
     return (
-        HostExchange(place.index, place.size, servers, host, first),
+        HostExchange(launched.index, launched.size, servers, host, first),
         f"{shown(environ, ('MASTER_ADDR', local_variable))}; {ports}",
     )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from tfdist.config import validation
-from tfdist.config.environments.place import LaunchedProcess, Remark, required, whole
+from tfdist.config.environments.launched import LaunchedProcess, Remark, required, whole
 from tfdist.errors import ClusterConfigError
 
 LAUNCHER = "Kubernetes"
@@ -19,8 +19,8 @@ LAUNCHER = "Kubernetes"
 PORT = 2222
 
 
-def place(environ: Mapping[str, str]) -> LaunchedProcess | None:
-    """Returns this pod's place, the workers first; None if it is no task of a job.
+def launched(environ: Mapping[str, str]) -> LaunchedProcess | None:
+    """Returns this pod as a process of its job, the workers first; None if it is no task of a job.
 
     Raises:
       ClusterConfigError: a variable is missing or unusable.
@@ -89,7 +89,7 @@ def remark(environ: Mapping[str, str]) -> Remark | None:
     )
 
 
-def addresses(environ: Mapping[str, str], place: LaunchedProcess) -> tuple[list[str], str]:
+def addresses(environ: Mapping[str, str], launched: LaunchedProcess) -> tuple[list[str], str]:
     """Returns "host:port" of each pod, and the variables that gave them.
 
     Raises:
@@ -101,7 +101,7 @@ def addresses(environ: Mapping[str, str], place: LaunchedProcess) -> tuple[list[
         workers = required(environ, "TFDIST_WORKERS", "JOBSET_NAME")
         one_job_each = bool(environ.get("JOB_GLOBAL_INDEX"))
         names = []
-        for task in range(place.size):
+        for task in range(launched.size):
             role, index = ("worker", task) if task < workers else ("ps", task - workers)
             names.append(
                 f"{set_name}-{role}-{index}-0" if one_job_each else f"{set_name}-{role}-0-{index}"
@@ -109,18 +109,19 @@ def addresses(environ: Mapping[str, str], place: LaunchedProcess) -> tuple[list[
         # JobSet's own service has the name of the set.
         default_service, job_variables = set_name, "JOBSET_NAME, REPLICATED_JOB_NAME"
     else:
-        job = own.removesuffix(f"-{place.index}")
+        job = own.removesuffix(f"-{launched.index}")
         if not job or job == own:
             raise ClusterConfigError(
-                f"Kubernetes: expected HOSTNAME to be the pod's name JOB-{place.index}, since "
-                f"JOB_COMPLETION_INDEX={place.index}, received HOSTNAME={own or '(none)'}"
+                f"Kubernetes: expected HOSTNAME to be the pod's name JOB-{launched.index}, since "
+                f"JOB_COMPLETION_INDEX={launched.index}, received HOSTNAME={own or '(none)'}"
             )
-        names = [f"{job}-{task}" for task in range(place.size)]
+        names = [f"{job}-{task}" for task in range(launched.size)]
         default_service, job_variables = job, f"HOSTNAME={own}"
-    if own and own != names[place.index]:
+    if own and own != names[launched.index]:
         raise ClusterConfigError(
-            f"Kubernetes: expected the pod's name to be {names[place.index]}, since "
-            f"{place.index_variable}={environ.get(place.index_variable)}, received HOSTNAME={own}"
+            f"Kubernetes: expected the pod's name to be {names[launched.index]}, since "
+            f"{launched.index_variable}={environ.get(launched.index_variable)}, received "
+            f"HOSTNAME={own}"
         )
     service = environ.get("TFDIST_SERVICE", "").strip()
     if not re.fullmatch(r"[A-Za-z0-9.-]*", service):

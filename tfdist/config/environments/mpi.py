@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from tfdist.config.environments.place import LaunchedProcess, Remark, required, shown, whole
+from tfdist.config.environments.launched import LaunchedProcess, Remark, required, shown, whole
 from tfdist.config.environments.ports import block_of, port_of
 from tfdist.errors import ClusterConfigError
 
@@ -29,8 +29,8 @@ _TORCHRUN = "TORCHELASTIC_RUN_ID"
 _NAMES_OF_JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 
 
-def place(environ: Mapping[str, str]) -> LaunchedProcess | None:
-    """Returns this process's place among the ranks; None if no MPI launcher has started it.
+def launched(environ: Mapping[str, str]) -> LaunchedProcess | None:
+    """Returns this process among the ranks; None if no MPI launcher has started it.
 
     Raises:
       ClusterConfigError: a variable is missing or unusable.
@@ -66,11 +66,11 @@ def remark(environ: Mapping[str, str]) -> Remark | None:
     )
 
 
-def is_one_host(environ: Mapping[str, str], place: LaunchedProcess) -> bool | None:
+def is_one_host(environ: Mapping[str, str], launched: LaunchedProcess) -> bool | None:
     """Returns whether all ranks are on this host; None if no variable says it."""
     flavor = _flavor(environ)
     local = whole(environ, flavor[3]) if flavor is not None else None
-    return None if local is None else local == place.size
+    return None if local is None else local == launched.size
 
 
 def local_size_variable(environ: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from tfdist.config.environments.place import MAX_PROCESSES
+from tfdist.config.environments.launched import MAX_PROCESSES
 from tfdist.config.validation import show
 from tfdist.errors import ClusterConfigError
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tfdist.config.environments import nodelist
-from tfdist.config.environments.place import LaunchedProcess, Remark, required, shown, whole
+from tfdist.config.environments.launched import LaunchedProcess, Remark, required, shown, whole
 from tfdist.config.environments.ports import port_of
 from tfdist.errors import ClusterConfigError
 
@@ -29,8 +29,8 @@ _INNER_LAUNCHERS = {
 _BLOCKS_PER_JOB = 17
 
 
-def place(environ: Mapping[str, str]) -> LaunchedProcess | None:
-    """Returns this process's place among the tasks of its step; None outside of a step.
+def launched(environ: Mapping[str, str]) -> LaunchedProcess | None:
+    """Returns this process among the tasks of its step; None outside of a step.
 
     Raises:
       ClusterConfigError: a variable is missing or unusable.
@@ -91,7 +91,7 @@ def _step(environ: Mapping[str, str]) -> str | None:
     return environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or None
 
 
-def addresses(environ: Mapping[str, str], place: LaunchedProcess) -> tuple[list[str], str]:
+def addresses(environ: Mapping[str, str], launched: LaunchedProcess) -> tuple[list[str], str]:
     """Returns "host:port" of each task of the step, and the variables that gave them.
 
     Raises:
@@ -111,13 +111,13 @@ def addresses(environ: Mapping[str, str], place: LaunchedProcess) -> tuple[list[
             f"Slurm: expected tasks on each node, received {len(hosts)} nodes and {len(counts)} "
             f"counts ({both})"
         )
-    if sum(counts) != place.size:
+    if sum(counts) != launched.size:
         raise ClusterConfigError(
-            f"Slurm: expected {place.size_variable}={place.size} tasks on the nodes, received "
-            f"{sum(counts)} ({both})"
+            f"Slurm: expected {launched.size_variable}={launched.size} tasks on the nodes, "
+            f"received {sum(counts)} ({both})"
         )
     layout = _layout(counts, environ)
-    _check_own(environ, place, layout)
+    _check_own(environ, launched, layout)
     ports, port_source = _ports(environ, hosts, counts)
     # All tasks are here: no other host needs to reach them.
     names = ["127.0.0.1"] if len(hosts) == 1 else hosts
@@ -128,22 +128,22 @@ def _ports(
     environ: Mapping[str, str], hosts: list[str], counts: list[int]
 ) -> tuple[list[int], str]:
     """Returns the port of each number on a node, and their origin."""
-    most = max(counts)
+    max_count = max(counts)
     reserved = environ.get("SLURM_STEP_RESV_PORTS", "").strip()
     if reserved:
         ports = nodelist.numbers(reserved, "SLURM_STEP_RESV_PORTS")
-        if len(ports) < most:
+        if len(ports) < max_count:
             raise ClusterConfigError(
                 f"Slurm: expected a reserved port for each task on a node, received {len(ports)} "
-                f"(SLURM_STEP_RESV_PORTS={reserved}) for {most} tasks on "
-                f"{hosts[counts.index(most)]}; see srun --resv-ports"
+                f"(SLURM_STEP_RESV_PORTS={reserved}) for {max_count} tasks on "
+                f"{hosts[counts.index(max_count)]}; see srun --resv-ports"
             )
         return ports, f"ports: SLURM_STEP_RESV_PORTS={reserved}"
     job = required(environ, "SLURM_JOB_ID", "SLURM_PROCID")
     step = int(_step(environ) or 0)
     block = _BLOCKS_PER_JOB * job + step
     return (
-        [port_of(block, local) for local in range(most)],
+        [port_of(block, local) for local in range(max_count)],
         f"ports: from {port_of(block, 0)} on, by SLURM_JOB_ID={job} and SLURM_STEP_ID={step}",
     )
 
@@ -180,18 +180,19 @@ def _layout(counts: list[int], environ: Mapping[str, str]) -> list[tuple[int, in
 
 
 def _check_own(
-    environ: Mapping[str, str], place: LaunchedProcess, layout: list[tuple[int, int]]
+    environ: Mapping[str, str], launched: LaunchedProcess, layout: list[tuple[int, int]]
 ) -> None:
     node, local = whole(environ, "SLURM_NODEID"), whole(environ, "SLURM_LOCALID")
-    expected = layout[place.index]
+    expected = layout[launched.index]
     received = (
         expected[0] if node is None else node,
         expected[1] if local is None else local,
     )
     if received != expected:
         raise ClusterConfigError(
-            f"Slurm: expected task {place.index} to be number {expected[1]} on node {expected[0]} "
-            f"of the step (SLURM_DISTRIBUTION={environ.get('SLURM_DISTRIBUTION') or 'block'}), "
+            f"Slurm: expected task {launched.index} to be number {expected[1]} on node "
+            f"{expected[0]} of the step "
+            f"(SLURM_DISTRIBUTION={environ.get('SLURM_DISTRIBUTION') or 'block'}), "
             f"received SLURM_NODEID={node} and SLURM_LOCALID={local}; start the step with "
             "srun --distribution=block"
         )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfdist.config.environments.place import LaunchedProcess, Remark, required, shown, whole
+from tfdist.config.environments.launched import LaunchedProcess, Remark, required, shown, whole
 
 LAUNCHER = "torchrun"
 _DEFAULT_PORT = 29500
 
 
-def place(environ: Mapping[str, str]) -> LaunchedProcess | None:
-    """Returns this process's place among the ranks; None unless both variables are set.
+def launched(environ: Mapping[str, str]) -> LaunchedProcess | None:
+    """Returns this process among the ranks; None unless both variables are set.
 
     Raises:
       ClusterConfigError: a variable is unusable.
@@ -36,10 +36,10 @@ def remark(environ: Mapping[str, str]) -> Remark | None:
     return Remark(f"{known} ignored: {absent} is not set")
 
 
-def is_one_host(environ: Mapping[str, str], place: LaunchedProcess) -> bool | None:
+def is_one_host(environ: Mapping[str, str], launched: LaunchedProcess) -> bool | None:
     """Returns whether all ranks are on this host; None if no variable says it."""
     local = whole(environ, "LOCAL_WORLD_SIZE")
-    return None if local is None else local == place.size
+    return None if local is None else local == launched.size
 
 
 def local_size_variable(environ: Mapping[str, str]) -> str:

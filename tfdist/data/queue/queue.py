@@ -214,7 +214,7 @@ class TaskQueue:
         self._is_new = True  # it has dealt out nothing
         self._order = self._order_of(0)
         self._position = 0  # in the order: how many tasks of this epoch were dealt
-        self._returned: list[Item] = []  # sorted by `_place`
+        self._returned: list[Item] = []  # sorted by `_order`
         self._processes: dict[int, str] = {}
         self._failed: dict[int, str] = {}  # by rank, the process that has given back its tasks
         self._drained: dict[int, int] = {}  # by rank, the epoch in which it found nothing more
@@ -512,7 +512,7 @@ class TaskQueue:
             self._positions.forget(f"{self._name}/", f"{self._name}/~")  # behind all digits
         else:
             returned = self._reconciled(returned, positions)
-        self._returned = sorted(returned, key=_place)
+        self._returned = sorted(returned, key=_order)
         self._is_new = False
         self._processes.clear()
         self._drained.clear()
@@ -610,13 +610,13 @@ class TaskQueue:
         if item.deaths:
             # Of the tasks of one dead owner the one that it got first was probably in training:
             # it comes after the others, so that these are not with it at the next death.
-            place = bisect.bisect_left(self._returned, item.deaths, key=lambda x: x.deaths)
-            self._returned.insert(place, item)
+            index = bisect.bisect_left(self._returned, item.deaths, key=lambda x: x.deaths)
+            self._returned.insert(index, item)
         else:
-            bisect.insort(self._returned, item, key=_place)
+            bisect.insort(self._returned, item, key=_order)
 
 
-def _place(item: Item) -> tuple[int, int, int]:
+def _order(item: Item) -> tuple[int, int, int]:
     """Sorts tasks that have come back: by deaths, those without any in the order of the data."""
     return (item.deaths, 0, 0) if item.deaths else (0, item.epoch, item.task)
 

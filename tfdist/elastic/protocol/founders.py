@@ -96,17 +96,17 @@ class Founders:
         return [rank for rank, address in enumerate(self._addresses) if address not in come]
 
     def are_complete(self) -> bool:
-        """Whether as many have come as found a job now, this process among them."""
+        """Whether enough have come to form a job now, this process among them."""
         self._come.expire()
         has_me = self._come.has(self._me.process)
         return self._clock.is_due(len(self._come.confirmed) if has_me else 0)
 
-    def found(self) -> Generation:
+    def first_generation(self) -> Generation:
         """Returns generation 1: this process and those that have come first."""
-        place = {address: index for index, address in enumerate(self._addresses)}
+        rank_of = {address: rank for rank, address in enumerate(self._addresses)}
         others = [a.member for a in self._come.confirmed if a.member != self._me]
         members = [self._me, *others[: self._start.number - 1]]
-        members.sort(key=lambda member: place.get(member.address, len(place)))
+        members.sort(key=lambda member: rank_of.get(member.address, len(rank_of)))
         self._come.clear()
         self._clock.clear()
         return Generation(

@@ -130,9 +130,9 @@ class LeaderDecision:
 class Generations:
     """One process's part in forming the generations of an elastic job.
 
-    Handlers (`probe`, `found`, `form`, `address`, `leave`) answer other processes in the server's
-    threads. The other methods are this process's own. Calls wait inside the handlers, each at most
-    as long as its request says.
+    Handlers (`probe`, `admit_founder`, `form`, `address`, `leave`) answer other processes in the
+    server's threads. The other methods are this process's own. Calls wait inside the handlers, each
+    at most as long as its request says.
 
     Args:
       me: this process.
@@ -260,13 +260,13 @@ class Generations:
             return self._is_outside(given_up)
 
     @property
-    def most_are_here(self) -> bool:
+    def has_majority(self) -> bool:
         """Whether more than half of all members are here, and know no attempt since the reference.
 
         Then the job has not gone on without them.
         """
         with self._changed:
-            return self._most_are_here()
+            return self._has_majority()
 
     @property
     def claims(self) -> list[str]:
@@ -328,15 +328,15 @@ class Generations:
             self._claims.clear()
             self._notify()
 
-    def begin_forming(self, founded: Generation | None = None) -> None:
+    def begin_forming(self, first: Generation | None = None) -> None:
         """Waits for the next generation, and gives up the present one.
 
         Args:
-          founded: generation 1, if this process is to connect to its members.
+          first: generation 1, if this process is to connect to its members.
         """
         with self._changed:
             self._forming = self._described = True
-            if founded is None:
+            if first is None:
                 self._give_up()
             self._notify()
 
@@ -384,8 +384,8 @@ class Generations:
             present = self._entered
             if self._forming or present is None or not self._arrived:
                 return False
-            most = self._elastic.max_workers
-            if present.members[0] != self.me or (most and len(present.members) >= most):
+            limit = self._elastic.max_workers
+            if present.members[0] != self.me or (limit and len(present.members) >= limit):
                 return False
             self._arrived.expire()
             # A task that was started again waits until its former process is known to be dead.
@@ -429,7 +429,7 @@ class Generations:
                     is_news |= self._founders.confirm(process)
                 if is_news:
                     self._forget_death(process)
-                    self._found_if_complete()
+                    self._begin_if_complete()
                     self._notify()
 
     def declare_dead(self, process: str, why: str) -> None:
@@ -561,7 +561,7 @@ class Generations:
         """Says that this process lives; to a process of its job, in which generation.
 
         Returns:
-          {"status": "here", "member" (whether it is one of a founded job)}, or {"status":
+          {"status": "here", "member" (whether it is one of a job that was formed)}, or {"status":
           "refused", "reason"}. To a process of its job also "number" and "mark" of its reference,
           and "ended" (the last generation that it has given up).
         """
@@ -585,14 +585,14 @@ class Generations:
                 }
             return self._signed(answer, request)
 
-    def found(
+    def admit_founder(
         self, request: messages.ElasticFoundRequest, context: ClientContext
     ) -> dict[str, Any]:
         """Adds a founder and waits for the others; only the task of the first address is called.
 
         Returns:
           {"status": "complete", "generation"}, {"status": "waiting", "missing": [ranks]},
-          {"status": "newcomer"} (the job was founded without the caller), {"status": "refused",
+          {"status": "newcomer"} (the job was formed without the caller), {"status": "refused",
           "reason"} or {"status": "closed"}.
         """
         with self._changed:
@@ -600,7 +600,7 @@ class Generations:
             if problem:
                 return {"status": "refused", "reason": problem}
             tells = self._knows_job(request)
-            answer = self._founded_answer(request.process)
+            answer = self._answer_to_founder(request.process)
             answer = answer or self._difference(request.description, tells)
             if answer is not None:
                 return answer
@@ -614,17 +614,17 @@ class Generations:
             self._end_call_of(evicted)
             if not founder.is_confirmed:
                 self._ask(member, context.host)
-            self._found_if_complete()
+            self._begin_if_complete()
             self._notify()
             self._hold(
                 context,
                 request.wait,
                 lambda: (
-                    self._founded_answer(request.process) is not None
+                    self._answer_to_founder(request.process) is not None
                     or request.process not in self._founders
                 ),
             )
-            answer = self._founded_answer(request.process)
+            answer = self._answer_to_founder(request.process)
             if answer is not None:
                 return answer
             if context.disconnected:
@@ -782,7 +782,7 @@ class Generations:
         """The handlers, by method."""
         return {
             messages.ELASTIC_PROBE: self.probe,
-            messages.ELASTIC_FOUND: self.found,
+            messages.ELASTIC_FOUND: self.admit_founder,
             messages.ELASTIC_FORM: self.form,
             messages.ELASTIC_ADDRESS: self.address,
             messages.ELASTIC_LEAVE: self.leave,
@@ -943,7 +943,7 @@ class Generations:
 
     def _is_outside(self, given_up: Collection[str] = ()) -> bool:
         reference = self._reference
-        if reference is None or not self._claims or self._most_are_here():
+        if reference is None or not self._claims or self._has_majority():
             return False
         return any(
             self._say_so(generation, given_up)
@@ -967,7 +967,7 @@ class Generations:
             )
         )
 
-    def _most_are_here(self) -> bool:
+    def _has_majority(self) -> bool:
         reference = self._reference
         if reference is None or self._received:
             return False
@@ -980,9 +980,9 @@ class Generations:
         generations = (self._reference, self._entered, *self._received)
         return any(generation is not None and process in generation for generation in generations)
 
-    def _found_if_complete(self) -> None:
+    def _begin_if_complete(self) -> None:
         if self._reference is None and self._founders.are_complete():
-            generation = self._founders.found()
+            generation = self._founders.first_generation()
             self._set_reference(generation)
             self._base = generation
             self._begin_round(generation)
@@ -1051,8 +1051,8 @@ class Generations:
             and arrival.call == self._call
             and not self._differs(arrival)
         ]
-        most = self._elastic.max_workers or MAX_WORKERS
-        return newcomers[: max(0, most - len(present))]
+        limit = self._elastic.max_workers or MAX_WORKERS
+        return newcomers[: max(0, limit - len(present))]
 
     def _first_member(self) -> Member | None:
         """The member that newcomers are sent to."""
@@ -1072,7 +1072,7 @@ class Generations:
         self._founders.forget(process)
         self._notify()
 
-    def _founded_answer(self, process: str) -> dict[str, Any] | None:
+    def _answer_to_founder(self, process: str) -> dict[str, Any] | None:
         if self._reference is None:
             return None
         if process in self._reference and self._reference.number == 1:

@@ -37,7 +37,7 @@ class ProbeAnswer:
     """An answer to a probe.
 
     Attributes:
-      is_member: it is a member of a founded job.
+      is_member: it is a member of a job that was formed.
       number: of the latest generation that it knows to be established; 0 if there is none, or if it
         is none of this process's job.
       mark: of that generation; see `Generation.mark`.

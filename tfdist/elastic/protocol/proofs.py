@@ -75,7 +75,7 @@ def is_from(answer: Mapping[str, Any], nonce: str, process: str) -> bool:
 
 
 def _of_request(request: Request, key: str) -> str:
-    return signing.proof(key, type(request).__name__, body=messages.encode(request))
+    return signing.proof(key, messages.wire_name(type(request)), body=messages.encode(request))
 
 
 def _of_answer(answer: Mapping[str, Any], nonce: str, process: str) -> str:

@@ -55,15 +55,15 @@ def substituted(call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -
     if getattr(_thread, "call", None) is not None or replica_with_peers() is None:
         return call(*args, **kwargs)
     leaves = tf.nest.flatten((args, kwargs))
-    places = [place for place, leaf in enumerate(leaves) if padding.can_be_empty(leaf)]
-    if not places:
+    indices = [index for index, leaf in enumerate(leaves) if padding.can_be_empty(leaf)]
+    if not indices:
         return _call_within(Substitution(None), call, args, kwargs)
-    found = [leaves[place] for place in places]
+    found = [leaves[index] for index in indices]
     is_empty = padding.has_no_rows(found[0])
     if tf.executing_eagerly() and not is_empty:
         return _call_within(Substitution(None), call, args, kwargs)
-    for place, leaf in zip(places, padding.with_substitutes(found, is_empty), strict=True):
-        leaves[place] = leaf
+    for index, leaf in zip(indices, padding.with_substitutes(found, is_empty), strict=True):
+        leaves[index] = leaf
     args, kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
     outputs = _call_within(Substitution(is_empty), call, args, kwargs)
     is_static = tf.get_static_value(is_empty) is not None

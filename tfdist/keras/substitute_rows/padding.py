@@ -99,14 +99,14 @@ def _filler(value: tf.Tensor) -> tf.Tensor:
 
 def _numbers(dtype: tf.DType, count: tf.Tensor) -> tf.Tensor:
     """Returns `count` legal values."""
-    numbers = tf.range(count)
+    indices = tf.range(count)
     if dtype == tf.bool:
         return tf.fill([count], True)
     if dtype == tf.string:
         return tf.fill([count], "0")
     if dtype.is_integer:
-        return tf.cast((numbers < 1) & (count > 1), dtype)
-    return tf.cast(0.25 + tf.cast(numbers % 7, tf.float32) / 14.0, dtype)
+        return tf.cast((indices < 1) & (count > 1), dtype)
+    return tf.cast(0.25 + tf.cast(indices % 7, tf.float32) / 14.0, dtype)
 
 
 def _sparse_row(value: tf.SparseTensor) -> tf.SparseTensor:

@@ -71,7 +71,7 @@ class HostPool:
     Args:
       command: what the tasks have in common.
       sites: the hosts.
-      places: the site of each task, by the task's index.
+      placed: the site of each task, by the task's index.
       binding: what each task is bound to, of the CPUs of its host.
 
     Attributes:
@@ -82,12 +82,12 @@ class HostPool:
         self,
         command: JobCommand,
         sites: Sequence[Site],
-        places: Sequence[Site],
+        placed: Sequence[Site],
         binding: Binding = Binding.NONE,
     ) -> None:
         self._command = command
         self.sites: list[Site] = []
-        self._places = list(places)
+        self._placed = list(placed)
         self._binding = binding
         for site in sites:
             self.add(site)
@@ -106,18 +106,18 @@ class HostPool:
 
     def site(self, task: int) -> Site:
         """Returns the site of a task."""
-        return self._places[task]
+        return self._placed[task]
 
     def move(self, task: int, site: Site) -> None:
         """Lets a task run on another site from its next start on."""
-        self._places[task] = site
+        self._placed[task] = site
 
     def cpus(self, task: int) -> list[int] | None:
         """Returns the CPUs that a task may use; None is no restriction."""
         if self._binding is Binding.NONE:
             return None
-        site = self._places[task]
-        together = [index for index, other in enumerate(self._places) if other is site]
+        site = self._placed[task]
+        together = [index for index, other in enumerate(self._placed) if other is site]
         return shares(site.cpus, len(together), self._binding)[together.index(task)]
 
     def start(self, task: int, spec: ProcessSpec, sinks: Sequence[Sink], guard: int) -> TaskProcess:
@@ -132,7 +132,7 @@ class HostPool:
         Raises:
           OSError: it cannot be started, or its host is lost.
         """
-        connection = self._places[task].connection
+        connection = self._placed[task].connection
         if connection is not None:
             return connection.start(task, spec, sinks)
         command = [self._command.python, "-u", *self._command.arguments]

@@ -112,11 +112,12 @@ def serve(cluster: Cluster, settings: Settings, server: Server | None = None) ->
             "'tfdist metrics token' derives what Prometheus sends, received none"
         )
     token = None if settings.secret is None else metrics_token(settings.secret)
-    port = settings.metrics_port and settings.metrics_port + cluster.place
+    port = settings.metrics_port and settings.metrics_port + cluster.global_index
     if port > 65535:
         raise ClusterConfigError(
-            f"TFDIST_METRICS_PORT: expected a port of at most {65535 - cluster.place}, because "
-            f"{name} listens {cluster.place} above it, received {settings.metrics_port}"
+            f"TFDIST_METRICS_PORT: expected a port of at most {65535 - cluster.global_index}, "
+            f"because {name} listens {cluster.global_index} above it, "
+            f"received {settings.metrics_port}"
         )
     exposition = Exposition(TaskCollector(cluster, settings, server))
     host = _LOOPBACK if cluster.address is None else cluster.address.rpartition(":")[0]

@@ -95,10 +95,10 @@ def _read_all(timeline: Path) -> tuple[list[Part], list[str]]:
             found.append(parts.read_part(path))
         except ValueError as error:
             notes.append(str(error))
-    return sorted(found, key=_place), notes
+    return sorted(found, key=_order), notes
 
 
-def _place(part: Part) -> tuple[bool, int, str, int]:
+def _order(part: Part) -> tuple[bool, int, str, int]:
     header = part.header
     rank = -1 if header.rank is None else header.rank
     return header.rank is None, rank, header.task, header.wall_ns
@@ -228,17 +228,17 @@ class _Task:
         yield self._metadata("process_labels", 0, labels=f"{header.host}, pid {header.pid}")
         threads: dict[tuple[str, int], int] = {}
         kinds = list(TRACKS)
-        for track, number, one in on_tracks(slices):
-            if (track, number) not in threads:
+        for track, index, one in on_tracks(slices):
+            if (track, index) not in threads:
                 if track not in kinds:
                     kinds.append(track)
-                thread = _KIND * (1 + kinds.index(track)) + number
-                threads[track, number] = thread
-                name = f"{track} {number + 1}" if number else track
+                thread = _KIND * (1 + kinds.index(track)) + index
+                threads[track, index] = thread
+                name = f"{track} {index + 1}" if index else track
                 yield self._metadata("thread_name", thread, name=name)
                 yield self._metadata("thread_sort_index", thread, sort_index=thread)
             for inner in (one, *one.parts):
-                yield self._complete_event(threads[track, number], inner, zero)
+                yield self._complete_event(threads[track, index], inner, zero)
 
     def _metadata(self, what: str, thread: int, **arguments: Any) -> dict[str, Any]:
         return {"ph": "M", "pid": self._process, "tid": thread, "name": what, "args": arguments}

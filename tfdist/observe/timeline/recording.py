@@ -161,7 +161,7 @@ class Recording:
         events = sys.modules.get(_EVENTS)
         if events is None or not events.is_loaded():
             return False
-        self._reader = events.RecordReader()
+        self._reader = events.RingReader()
         self._part.layout(self._reader.layout)
         return True
 

@@ -70,7 +70,7 @@ def slices_of(
 
 
 def on_tracks(slices: Iterable[Slice]) -> Iterator[tuple[str, int, Slice]]:
-    """Yields the kind of track, its number from 0 and the slice; no two slices on one overlap.
+    """Yields the kind of track, its index and the slice; no two slices on one overlap.
 
     Args:
       slices: in the order of their beginning.
@@ -78,12 +78,12 @@ def on_tracks(slices: Iterable[Slice]) -> Iterator[tuple[str, int, Slice]]:
     ends: dict[str, list[int]] = {}
     for one in slices:
         busy_until = ends.setdefault(one.track, [])
-        free = (number for number, end in enumerate(busy_until) if end <= one.begin)
-        number = next(free, len(busy_until))
-        if number == len(busy_until):
+        free = (index for index, end in enumerate(busy_until) if end <= one.begin)
+        index = next(free, len(busy_until))
+        if index == len(busy_until):
             busy_until.append(one.end)
-        busy_until[number] = one.end
-        yield one.track, number, one
+        busy_until[index] = one.end
+        yield one.track, index, one
 
 
 def _slice(event: dict[str, Any], convert: Callable[[int], int], until: int) -> Slice:

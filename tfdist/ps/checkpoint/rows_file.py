@@ -230,10 +230,10 @@ def _table(fields: Any) -> ops.SavedTable:
     )
 
 
-def _integer(name: str, value: Any, most: int = 2**63 - 1) -> int:
-    if type(value) is int and 0 <= value <= most:
+def _integer(name: str, value: Any, limit: int = 2**63 - 1) -> int:
+    if type(value) is int and 0 <= value <= limit:
         return value
-    raise ValueError(f"{name}: expected a number from 0 to {most}, received {value!r:.50}")
+    raise ValueError(f"{name}: expected a number from 0 to {limit}, received {value!r:.50}")
 
 
 def _body_bytes(kind: int, count: int, removed: int, floats: int) -> int:

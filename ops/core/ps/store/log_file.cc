@@ -50,8 +50,8 @@ Status LogFile::Next(Found* found) {
   offset_ = next_;
   if (left() < sizeof(header_) || offset_ == 0) return Status();
   if (Status s = Read(&header_, sizeof(header_)); !s.ok()) return s;
-  const uint64_t most = left() - sizeof(header_);
-  if (header_.meta_bytes > most || header_.array_bytes > most - header_.meta_bytes) return Status();
+  const uint64_t room = left() - sizeof(header_);
+  if (header_.meta_bytes > room || header_.array_bytes > room - header_.meta_bytes) return Status();
   content_.resize(header_.meta_bytes + header_.array_bytes);
   if (Status s = Read(content_.data(), content_.size()); !s.ok()) return s;
   next_ = offset_ + sizeof(header_) + content_.size();
@@ -69,9 +69,9 @@ bool LogFile::HasRecordBehind() {
   for (size_t at = 1; at + sizeof(RecordHeader) <= size && candidates < kMaxCandidates; ++at) {
     RecordHeader header;
     std::memcpy(&header, rest.data() + at, sizeof(header));
-    const uint64_t most = size - at - sizeof(header);
+    const uint64_t room = size - at - sizeof(header);
     if (header.kind < RecordKind::kTable || header.kind > RecordKind::kShard ||
-        header.meta_bytes > most || header.array_bytes > most - header.meta_bytes) {
+        header.meta_bytes > room || header.array_bytes > room - header.meta_bytes) {
       continue;
     }
     ++candidates;

@@ -38,16 +38,16 @@ def come(found, member):
 
 
 def test_ranks_follow_the_addresses():
-    generation = founders(4, 3, 1, 2, 0).found()
+    generation = founders(4, 3, 1, 2, 0).first_generation()
     assert generation.members == tuple(MEMBERS[:4])
     assert (generation.number, generation.newcomers) == (1, frozenset())
 
 
-def test_the_first_to_come_found_the_job_with_the_leader():
+def test_the_first_to_come_form_the_job_with_the_leader():
     found = founders(3, 4, 2, 3, 0)
     assert found.are_complete()
-    assert found.found().members == (MEMBERS[0], MEMBERS[2], MEMBERS[4])
-    # What is left would found another job.
+    assert found.first_generation().members == (MEMBERS[0], MEMBERS[2], MEMBERS[4])
+    # What is left would form another job.
     assert found.missing() == [0, 1, 2, 3, 4]
 
 
@@ -55,7 +55,7 @@ def test_a_founder_of_an_unknown_address_has_the_last_rank():
     found = founders(2, 0)
     stranger = Member("stranger", "worker 1", "elsewhere:1000")
     come(found, stranger)
-    assert found.found().members == (MEMBERS[0], stranger)
+    assert found.first_generation().members == (MEMBERS[0], stranger)
 
 
 def test_no_process_founds_a_job_without_the_leader():
@@ -69,7 +69,7 @@ def test_a_founder_that_was_restarted_counts_once():
     come(found, MEMBERS[0])
     assert found.missing() == [2, 3, 4] and not found.are_complete()
     come(found, MEMBERS[2])
-    assert found.found().members == (MEMBERS[0], again, MEMBERS[2])
+    assert found.first_generation().members == (MEMBERS[0], again, MEMBERS[2])
 
 
 def test_founders_that_are_gone_do_not_count(monkeypatch):
@@ -108,7 +108,7 @@ def test_no_job_begins_early_without_the_leader():
     come(found, MEMBERS[0])
     assert not found.are_complete()  # the time counts from here
     assert found.are_complete()
-    assert found.found().members == tuple(MEMBERS[:3])
+    assert found.first_generation().members == tuple(MEMBERS[:3])
 
 
 def test_founders_that_are_gone_do_not_begin_early(monkeypatch):

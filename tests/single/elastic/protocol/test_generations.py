@@ -57,8 +57,8 @@ def machine(index, start, elastic=None, *, key=None, signed=False, answers=True,
     return state
 
 
-def found(caller, leader, start, wait=0.0, **changes):
-    """Calls `found` of the leader as a founder of a job of `start`."""
+def come_as_founder(caller, leader, start, wait=0.0, **changes):
+    """Calls `admit_founder` of the leader as a founder of a job of `start`."""
     fields = {
         "protocol": messages.PROTOCOL,
         "fingerprint": messages.fingerprint(ADDRESSES),
@@ -71,7 +71,9 @@ def found(caller, leader, start, wait=0.0, **changes):
         "patience": 0.0,
         "wait": wait,
     }
-    return leader.found(messages.ElasticFoundRequest(**{**fields, **changes}), ClientContext())
+    return leader.admit_founder(
+        messages.ElasticFoundRequest(**{**fields, **changes}), ClientContext()
+    )
 
 
 def form(caller, leader, wait=0.0, context=None, to=None, **changes):
@@ -150,10 +152,12 @@ def job(size, elastic=None):
     """The founders of a job, which have established generation 1."""
     processes = [machine(index, size, elastic) for index in range(size)]
     for process in processes[1:]:
-        assert found(process, processes[0], size)["status"] == "waiting"
-    generation = Generation.from_text(found(processes[0], processes[0], size)["generation"])
+        assert come_as_founder(process, processes[0], size)["status"] == "waiting"
+    generation = Generation.from_text(
+        come_as_founder(processes[0], processes[0], size)["generation"]
+    )
     for process in processes[1:]:
-        answer = found(process, processes[0], size)
+        answer = come_as_founder(process, processes[0], size)
         assert answer == {"status": "complete", "generation": generation.to_text()}
         process.adopt(generation)
     connect(generation, processes)
@@ -194,17 +198,20 @@ def names(generation):
     return [member.name for member in generation.members]
 
 
-def test_a_job_is_founded_by_calls():
+def test_a_job_is_formed_by_calls():
     processes = [machine(index, 3) for index in range(5)]
     for index in (4, 2, 3):
-        assert found(processes[index], processes[0], 3)["status"] == "waiting"
-    generation = Generation.from_text(found(processes[0], processes[0], 3)["generation"])
+        assert come_as_founder(processes[index], processes[0], 3)["status"] == "waiting"
+    generation = Generation.from_text(come_as_founder(processes[0], processes[0], 3)["generation"])
     assert names(generation) == ["worker 0", "worker 2", "worker 4"]
     for index in (1, 3):
-        assert found(processes[index], processes[0], 3) == {"status": "newcomer"}
-    assert "of 2 founders, this task one of 3" in found(processes[1], machine(0, 3), 2)["reason"]
+        assert come_as_founder(processes[index], processes[0], 3) == {"status": "newcomer"}
+    assert (
+        "of 2 founders, this task one of 3"
+        in come_as_founder(processes[1], machine(0, 3), 2)["reason"]
+    )
     for changes in ({"patience": 1e-9}, {"least": 1}, {"least": -1, "patience": -1.0}):
-        answer = found(processes[1], machine(0, 3), 3, **changes)
+        answer = come_as_founder(processes[1], machine(0, 3), 3, **changes)
         assert answer["status"] == "refused" and "this task one of 3" in answer["reason"]
 
 
@@ -316,9 +323,9 @@ def test_newcomers_have_the_last_ranks_in_the_order_in_which_they_came():
         }
 
 
-@pytest.mark.parametrize(("most", "taken"), [(2, 0), (3, 1), (4, 2), (None, 2)])
-def test_max_workers(most, taken):
-    processes = job(2, Elastic(1, most))
+@pytest.mark.parametrize(("limit", "taken"), [(2, 0), (3, 1), (4, 2), (None, 2)])
+def test_max_workers(limit, taken):
+    processes = job(2, Elastic(1, limit))
     for index in (4, 5):
         form(machine(index, 2), processes[0])
     assert processes[0].newcomers_wait() == (taken > 0)
@@ -328,7 +335,7 @@ def test_max_workers(most, taken):
 
 @pytest.mark.parametrize("newcomers", [0, 1, 2])
 def test_min_workers(newcomers):
-    processes = job(3, Elastic(4))  # founded with fewer, so that none needs to die
+    processes = job(3, Elastic(4))  # formed with fewer, so that none needs to die
     for index in range(newcomers):
         form(machine(4 + index, 3), processes[0])
     decision = lead(processes[0], processes[1:])
@@ -527,7 +534,7 @@ def test_closing_releases_all_calls():
     founding = machine(0, 2)
     calls = [
         Background(form, processes[1], processes[0], wait=20.0),
-        Background(found, machine(1, 2), founding, 2, wait=20.0),
+        Background(come_as_founder, machine(1, 2), founding, 2, wait=20.0),
     ]
     processes[0].close()
     founding.close()
@@ -747,18 +754,18 @@ SECRET_FIELDS = {"clip": "sum", "model": "abc"}
 
 def test_a_stranger_reads_no_value_of_the_job():
     processes = [machine(index, 2, **SECRET_FIELDS) for index in range(3)]
-    assert found(processes[1], processes[0], 2)["status"] == "waiting"
+    assert come_as_founder(processes[1], processes[0], 2)["status"] == "waiting"
     stranger = machine(4, 3, clip="mean")
-    answers = [found(stranger, processes[0], 3, fingerprint="")]
-    answers += [found(stranger, processes[0], 3, fingerprint="", description="{}")]
-    generation = Generation.from_text(found(processes[0], processes[0], 2)["generation"])
-    found(processes[1], processes[0], 2)
+    answers = [come_as_founder(stranger, processes[0], 3, fingerprint="")]
+    answers += [come_as_founder(stranger, processes[0], 3, fingerprint="", description="{}")]
+    generation = Generation.from_text(come_as_founder(processes[0], processes[0], 2)["generation"])
+    come_as_founder(processes[1], processes[0], 2)
     processes[1].adopt(generation)
     connect(generation, processes[:2])
     for process in processes[:2]:
         process.establish()
         process.begin_forming()
-        answers += [probe(process), found(stranger, process, 3, fingerprint="")]
+        answers += [probe(process), come_as_founder(stranger, process, 3, fingerprint="")]
         for changes in ({}, {"description": "{}"}, {"description": json.dumps(SECRET_FIELDS)}):
             answers += [form(stranger, process, fingerprint="", **changes)]
             for other in processes[:2]:
@@ -776,8 +783,8 @@ def test_a_refusal_has_the_values_for_who_knows_the_job_and_for_the_log(signed):
     founder = machine(0, 2, signed=signed, clip="sum")
     stranger = machine(1, 2, clip="mean")
     full = "'clip' differs: expected 'sum' as on worker 0 at host0:1000, received 'mean'"
-    assert found(stranger, founder, 2)["reason"] == full
-    answer = found(stranger, founder, 2, fingerprint="another")
+    assert come_as_founder(stranger, founder, 2)["reason"] == full
+    answer = come_as_founder(stranger, founder, 2, fingerprint="another")
     if signed:
         assert answer == {"status": "refused", "reason": full}
     else:
@@ -827,7 +834,7 @@ def test_answers_of_a_minority_send_nobody_out_while_the_others_are_here():
     for process in processes[1:3]:
         assert form(process, leader)["status"] == "waiting"
     assert not leader.is_outside({process.me.process for process in processes})
-    assert leader.most_are_here
+    assert leader.has_majority
     (claim,) = leader.claims
     assert claim.startswith("worker 3 at host3:1000 says that generation 99 has gone on")
     decision = leader.decide({processes[3].me.process}, asked_all=False)
@@ -847,7 +854,7 @@ def test_a_minority_s_answers_count_if_one_that_is_here_has_seen_a_later_generat
     assert not leader.is_outside()
     processes[4].begin_forming()
     assert form(processes[4], leader)["status"] == "waiting"
-    assert not leader.most_are_here
+    assert not leader.has_majority
     leader.hear(processes[3].me.process, generation.number + 1, "of rank 2 and 3")
     assert leader.is_outside()
 
@@ -939,15 +946,15 @@ def test_strangers_cannot_take_the_places_of_founders():
     leader._ask = lambda member, host: asked.append(member)
     founders = [machine(index, 3) for index in (1, 2)]
     for founder in founders:
-        assert found(founder, leader, 3)["status"] == "waiting"
+        assert come_as_founder(founder, leader, 3)["status"] == "waiting"
     for number in range(100):
         stranger = machine(1 + number % 2, 3, key=f"stranger {number}")
-        assert found(stranger, leader, 3)["status"] == "waiting"
-    assert found(leader, leader, 3)["missing"] == list(range(1, 8))
+        assert come_as_founder(stranger, leader, 3)["status"] == "waiting"
+    assert come_as_founder(leader, leader, 3)["missing"] == list(range(1, 8))
     for founder in founders:
-        found(founder, leader, 3)
+        come_as_founder(founder, leader, 3)
         leader.confirm(founder.me.address, lambda process, me=founder.me: process == me.process)
-    generation = Generation.from_text(found(leader, leader, 3)["generation"])
+    generation = Generation.from_text(come_as_founder(leader, leader, 3)["generation"])
     assert [member.process for member in generation.members] == [
         process.me.process for process in (leader, *founders)
     ]

@@ -33,7 +33,7 @@ def test_the_order_and_its_reasons() -> None:
     """A place is changed on purpose only: see the reasons."""
     names = [factory.__qualname__.removesuffix(".of") for factory, _ in order.ORDER]
     assert names == [
-        "Elastic",
+        "ElasticPart",
         "DataTasks",
         "Progress",
         "Preemption",

@@ -281,5 +281,5 @@ def test_places():
     seen: dict[str, int] = {}
     for place, role in enumerate([*roles, "evaluator"]):
         index = seen[role] = seen.get(role, -1) + 1
-        assert dataclasses.replace(cluster, task_type=role, task_index=index).place == place
-    assert Cluster().place == 0
+        assert dataclasses.replace(cluster, task_type=role, task_index=index).global_index == place
+    assert Cluster().global_index == 0

@@ -1,4 +1,4 @@
-"""What an environment says of this process, and what is concluded from it."""
+"""The process that a launcher has started, as an environment describes it."""
 
 from __future__ import annotations
 
