@@ -7,7 +7,7 @@ call. A user's function that tfdist calls, such as the argument of `strategy.run
 before.
 """
 
-from tensorflow.python.autograph.core import config
+from tfdist.internals.tensorflow import config
 
 _RULE = config.DoNotConvert("tfdist")
 

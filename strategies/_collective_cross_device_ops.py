@@ -7,11 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_ops, cross_device_utils, distribute_utils
-from tensorflow.python.distribute.values import Mirrored
 
 from tfdist import ops
 from tfdist.compression import Compression, Compressor, NoCompression
+from tfdist.internals.tensorflow import (
+    Mirrored,
+    cross_device_ops,
+    cross_device_utils,
+    distribute_utils,
+)
 from tfdist.ops.collectives.fused import DEFAULT_BYTES_PER_PACK, name_of
 from tfdist.ops.collectives.world import world
 from tfdist.strategies._local_reduce.local_all_reduce import mirror, reduce_replicas

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import device_util
+
+from tfdist.internals.tensorflow import device_util
 
 
 def check_devices(strategy: str, devices: Sequence | None) -> list[str] | None:

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-# See mirrored_strategy.py for why these.
-from tensorflow.python.distribute import (
-    distribute_lib,
-)
-
 from tfdist import keras
+
+# See mirrored_strategy.py for why these.
+from tfdist.internals.tensorflow import distribute_lib
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._devices import check_device, check_devices
 from tfdist.strategies._extended.central_storage import CentralStorageExtended, is_per_replica

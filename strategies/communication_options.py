@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tensorflow as tf
-from tensorflow.python.distribute import collective_util
-from tensorflow.python.distribute.collective_util import CommunicationImplementation
-from tensorflow.python.distribute.values import DistributedVariable
 
 from tfdist.compression import Compression, NoCompression, method_of
+from tfdist.internals.tensorflow import (
+    CommunicationImplementation,
+    DistributedVariable,
+    collective_util,
+)
 from tfdist.ops.collectives.fused import NO_COMPRESSION, check_bytes_per_pack
 from tfdist.ops.collectives.tuned_buckets import AUTO
 from tfdist.ps.config import CLIPS

@@ -10,15 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
-# As for MultiWorkerMirroredStrategy, this strategy's base.
-from tensorflow.python.distribute import distribute_lib
-from tensorflow.python.distribute.collective_util import CommunicationImplementation
-
 from tfdist import keras, ops
 from tfdist.compression import Compression, NoCompression, method_of
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import MAX_WORKERS, Elastic
 from tfdist.errors import ClusterConfigError
+
+# As for MultiWorkerMirroredStrategy, this strategy's base.
+from tfdist.internals.tensorflow import CommunicationImplementation, distribute_lib
 from tfdist.job import process
 from tfdist.job.start import start
 from tfdist.rules import EASGD, ModelAveraging, Rule, StreamingDiLoCo

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdist import keras
+
 # TensorFlow offers no public way to implement a strategy: these are the classes that Keras and
 # Estimator test for, and the hooks that they call.
-from tensorflow.python.distribute import distribute_lib
-
-from tfdist import keras
+from tfdist.internals.tensorflow import distribute_lib
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._devices import check_devices
 from tfdist.strategies._extended.mirrored import MirroredExtended

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-# TensorFlow offers no public way to implement a strategy: these are the classes that Keras and
-# Estimator test for, and the hooks that they call.
-from tensorflow.python.distribute import distribute_lib
-from tensorflow.python.distribute.collective_util import (
-    CommunicationImplementation,
-)
-
 from tfdist import keras, ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.elastic.job import ElasticJob
 from tfdist.errors import ClusterConfigError
+
+# TensorFlow offers no public way to implement a strategy: these are the classes that Keras and
+# Estimator test for, and the hooks that they call.
+from tfdist.internals.tensorflow import CommunicationImplementation, distribute_lib
 from tfdist.job import process
 from tfdist.job.start import start
 from tfdist.strategies._base import StrategyBase

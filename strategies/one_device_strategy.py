@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-# See mirrored_strategy.py for why these.
-from tensorflow.python.distribute import distribute_lib
-
 from tfdist import keras
+
+# See mirrored_strategy.py for why these.
+from tfdist.internals.tensorflow import distribute_lib
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._devices import check_device
 from tfdist.strategies._extended.one_device import OneDeviceExtended

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 # See mirrored_strategy.py for why these.
-from tensorflow.python.distribute import (
+from tfdist.internals.tensorflow import (
+    DistributedVariable,
+    InputWorkers,
+    SyncOnReadVariable,
     device_util,
     distribute_lib,
     distribute_utils,
     input_util,
     parameter_server_strategy,
 )
-from tensorflow.python.distribute.input_lib import InputWorkers
-from tensorflow.python.distribute.values import DistributedVariable, SyncOnReadVariable
-
 from tfdist.strategies._devices import is_cpu
 from tfdist.strategies._input.background_release import BackgroundRelease
 from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, completed_pairs

@@ -6,21 +6,21 @@ from typing import Any
 
 import tensorflow as tf
 
-# The class of variables of which replicas have values of their own, and what the parent uses.
-from tensorflow.python.distribute.collective_util import CommunicationImplementation
-from tensorflow.python.distribute.distribute_utils import regroup
-from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
-from tensorflow.python.distribute.reduce_util import ReduceOp
-from tensorflow.python.distribute.values import (
-    DistributedValues,
-    Mirrored,
-    SyncOnReadVariable,
-)
-
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.elastic.job import ElasticJob
 from tfdist.errors import ClusterConfigError
+
+# The class of variables of which replicas have values of their own, and what the parent uses.
+from tfdist.internals.tensorflow import (
+    CommunicationImplementation,
+    DistributedValues,
+    Mirrored,
+    MirroredExtended,
+    ReduceOp,
+    SyncOnReadVariable,
+    regroup,
+)
 from tfdist.job import process
 from tfdist.strategies._extended.multi_worker_mirrored import MultiWorkerMirroredExtended
 from tfdist.strategies._input.worker_input import share

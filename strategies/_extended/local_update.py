@@ -7,13 +7,17 @@ from typing import Any
 
 import tensorflow as tf
 
-# As for MultiWorkerMirroredStrategy, this strategy's base.
-from tensorflow.python.autograph.core import ag_ctx
-from tensorflow.python.distribute import distribute_lib
-from tensorflow.python.distribute.distribute_utils import regroup, select_replica
-from tensorflow.python.distribute.values import DistributedVariable, SyncOnReadVariable
-
 from tfdist.errors import ClusterConfigError
+
+# As for MultiWorkerMirroredStrategy, this strategy's base.
+from tfdist.internals.tensorflow import (
+    DistributedVariable,
+    SyncOnReadVariable,
+    ag_ctx,
+    distribute_lib,
+    regroup,
+    select_replica,
+)
 from tfdist.strategies._extended.elastic import ElasticExtended
 from tfdist.strategies._extended.multi_worker_mirrored import (
     MultiWorkerMirroredExtended,

@@ -6,8 +6,7 @@ import tensorflow as tf
 
 # TensorFlow offers no public way to implement a strategy: these are the classes that Keras and
 # Estimator test for, and the hooks that they call.
-from tensorflow.python.distribute import distribute_utils, mirrored_strategy
-
+from tfdist.internals.tensorflow import distribute_utils, mirrored_strategy
 from tfdist.strategies._devices import is_cpu
 from tfdist.strategies._input.background_release import BackgroundRelease
 from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, completed_pairs

@@ -7,22 +7,25 @@ from typing import Any
 
 import tensorflow as tf
 
-# TensorFlow offers no public way to implement a strategy: these are the classes that Keras and
-# Estimator test for, and the hooks that they call.
-from tensorflow.python.distribute import collective_all_reduce_strategy as tf_strategy
-from tensorflow.python.distribute import device_util, multi_worker_util
-from tensorflow.python.distribute.cross_device_utils import CollectiveKeys
-from tensorflow.python.distribute.numpy_dataset import SingleDevice
-from tensorflow.python.distribute.reduce_util import ReduceOp
-from tensorflow.python.distribute.values import SyncOnReadVariable
-from tensorflow.python.eager.context import eager_mode
-from tensorflow.python.trackable.base import CheckpointInitialValue
-
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.resolver import ClusterResolver
 from tfdist.data.pipeline import feed_of, tracked
 from tfdist.errors import ClusterConfigError
+from tfdist.internals.tensorflow import (
+    CheckpointInitialValue,
+    CollectiveKeys,
+    ReduceOp,
+    SingleDevice,
+    SyncOnReadVariable,
+    device_util,
+    eager_mode,
+    multi_worker_util,
+)
+
+# TensorFlow offers no public way to implement a strategy: these are the classes that Keras and
+# Estimator test for, and the hooks that they call.
+from tfdist.internals.tensorflow import collective_all_reduce_strategy as tf_strategy
 from tfdist.job import process
 from tfdist.strategies._collective_cross_device_ops import CollectiveAllReduce
 from tfdist.strategies._input.background_release import BackgroundRelease

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 # See mirrored_strategy.py for why these.
-from tensorflow.python.distribute import one_device_strategy
-
+from tfdist.internals.tensorflow import one_device_strategy
 from tfdist.strategies._noted_updates import NotedUpdates
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-# See multi_worker_mirrored_strategy.py for why TensorFlow's internals are needed.
-from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
-from tensorflow.python.trackable.base import CheckpointInitialValue
-
 from tfdist.config.cluster import Cluster
+
+# See multi_worker_mirrored_strategy.py for why TensorFlow's internals are needed.
+from tfdist.internals.tensorflow import CheckpointInitialValue, OneDeviceExtended
 from tfdist.ps.config import PsConfig
 from tfdist.strategies._input.background_release import BackgroundRelease
 from tfdist.strategies._input.single_device_input import SingleDeviceInput

@@ -15,9 +15,8 @@ import weakref
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops.multi_device_iterator_ops import OwnedMultiDeviceIterator
-from tensorflow.python.distribute import input_lib
 
+from tfdist.internals.tensorflow import OwnedMultiDeviceIterator, input_lib
 from tfdist.ops.local.release import hold, release
 
 # For type checkers: a `tf.distribute.StrategyExtended` follows the mixin, and has no types.

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import input_ops
 
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.data.pipeline import tracked
 from tfdist.data.shares import rows_of
+from tfdist.internals.tensorflow import input_ops
 
 _Policy = tf.data.experimental.AutoShardPolicy
 # For type checkers: a `tf.distribute.StrategyExtended` follows the mixin, and has no types.

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_utils, distribute_utils, values_util
-from tensorflow.python.distribute.cross_device_ops import get_devices_from, simple_broadcast
-from tensorflow.python.distribute.values import Mirrored, PerReplica, SyncOnReadVariable
-from tensorflow.python.saved_model import save_context
 
 from tfdist import ops
+from tfdist.internals.tensorflow import (
+    Mirrored,
+    PerReplica,
+    SyncOnReadVariable,
+    cross_device_utils,
+    distribute_utils,
+    get_devices_from,
+    save_context,
+    simple_broadcast,
+    values_util,
+)
 from tfdist.ops.local.copy_to_devices import as_tensors
 from tfdist.ops.local.local_reduce import DTYPES
 

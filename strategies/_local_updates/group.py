@@ -12,9 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 # The mode in which there is no strategy.
-from tensorflow.python.distribute import distribute_lib
-from tensorflow.python.distribute.values import DistributedVariable
-
+from tfdist.internals.tensorflow import DistributedVariable, distribute_lib
 from tfdist.rules import Rule
 from tfdist.strategies._local_updates.former_optimizer import FormerOptimizer
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
-# Cond and while loops are functions of their own, which belong to one place of the outer function.
-from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
-
 from tfdist import ops
 from tfdist.compression import Compression
 from tfdist.compression.states import GradientState
 from tfdist.elastic.job import ElasticJob
+
+# Cond and while loops are functions of their own, which belong to one place of the outer function.
+from tfdist.internals.tensorflow import ControlFlowFuncGraph
 from tfdist.rules import Rule, StreamingDiLoCo
 from tfdist.strategies._local_reduce.local_all_reduce import unique_slices
 from tfdist.strategies._local_updates.asynchronous import AsynchronousGroup, AsynchronousRound

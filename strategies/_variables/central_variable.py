@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import ps_values, values_util
+
+from tfdist.internals.tensorflow import ps_values, values_util
 
 
 class CentralVariable(ps_values.AggregatingVariable):

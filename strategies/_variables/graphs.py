@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tensorflow as tf
-from tensorflow.python.distribute.ps_values import AggregatingVariable
-from tensorflow.python.distribute.values import DistributedVariable
+
+from tfdist.internals.tensorflow import AggregatingVariable, DistributedVariable
 
 
 def current_graph() -> tf.Graph | None:

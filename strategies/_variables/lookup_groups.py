@@ -15,11 +15,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import ops
+
 # Ops that only read a resource are ordered after its writers, not after each other, so lookups of
 # one table do not wait for each other. The function is not public.
-from tensorflow.python.framework import auto_control_deps_utils
-
-from tfdist import ops
+from tfdist.internals.tensorflow import auto_control_deps_utils
 from tfdist.strategies._variables.graphs import current_graph
 
 auto_control_deps_utils.register_read_only_resource_op("TfdistPsLookup")

@@ -6,7 +6,8 @@ import functools
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from tfdist.internals.tensorflow import ResourceVariable
 
 
 def _writes(name: str) -> Any:

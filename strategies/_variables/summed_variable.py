@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import values_util
-from tensorflow.python.distribute.distribute_lib import enter_or_assert_strategy
-from tensorflow.python.distribute.values import SyncOnReadVariable
+
+from tfdist.internals.tensorflow import SyncOnReadVariable, enter_or_assert_strategy, values_util
 
 
 class SummedVariable(SyncOnReadVariable):

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# What a variable gives TensorFlow to save, as a tensor or as what makes one.
-from tensorflow.python.checkpoint.tensor_callable import Callable
-from tensorflow.python.ops.resource_variable_ops import variable_accessed
-
 from tfdist import ops
+
+# What a variable gives TensorFlow to save, as a tensor or as what makes one.
+from tfdist.internals.tensorflow import Callable, variable_accessed
 from tfdist.ps.export.columns import SAVED, no_rows
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._variables.graphs import current_graph, in_graph_of_tensorflow_1

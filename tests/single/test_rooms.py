@@ -52,7 +52,7 @@ CPP_FORBIDDEN = {
 
 # Packages and modules below tfdist.
 PYTHON_ROOMS = [
-    ["errors", "_version", "_providers", "atomic_files"],
+    ["errors", "_version", "_providers", "atomic_files", "internals"],
     ["_compatibility", "config"],
     ["control"],
     ["preemption.stop_board", "preemption.stop_watch"],

@@ -8,9 +8,8 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute.values import DistributedVariable
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+from tfdist.internals.tensorflow import DistributedVariable, ResourceVariable
 from tfdist.ops.collectives import collective_keys
 
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.data.openings import Openings, Target, source_of, splits_batches
+from tfdist.data.position import InputPosition
+
 # The classes of what `iter(strategy.experimental_distribute_dataset(...))` returns, for which
 # TensorFlow, Keras and the functions that users decorate with tf.function ask.
-from tensorflow.python.distribute.input_lib import (
+from tfdist.internals.tensorflow import (
     DistributedDataset,
     DistributedDatasetsFromFunction,
     DistributedIterator,
     DistributedIteratorSpec,
+    ResourceVariable,
 )
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
-
-from tfdist.data.openings import Openings, Target, source_of, splits_batches
-from tfdist.data.position import InputPosition
 
 _log = logging.getLogger("tfdist")
 

@@ -9,12 +9,6 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-# A distributed dataset cannot be derived from another one by TensorFlow's public functions.
-from tensorflow.python.distribute.input_lib import (
-    DistributedDataset,
-    DistributedDatasetsFromFunction,
-)
-
 from tfdist.data.draws import Drawing, generators, generators_of_opening
 from tfdist.data.order import (
     opens_at_first_element,
@@ -26,6 +20,9 @@ from tfdist.data.order import (
 from tfdist.data.pipeline import feed_of
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import restored, users_seed
+
+# A distributed dataset cannot be derived from another one by TensorFlow's public functions.
+from tfdist.internals.tensorflow import DistributedDataset, DistributedDatasetsFromFunction
 
 _Policy = tf.data.experimental.AutoShardPolicy
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-# TensorFlow does not tell its global seed.
-from tensorflow.python.eager import context
-
 from tfdist.data.position import InputPosition
+
+# TensorFlow does not tell its global seed.
+from tfdist.internals.tensorflow import context
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,13 +16,13 @@ import secrets
 
 import tensorflow as tf
 
-# `tf.data.experimental.service.from_dataset_id` is this function with an interval of 1 s, which
-# is too long: each epoch ends only when the dispatcher has told this worker so.
-from tensorflow.python.data.experimental.ops.data_service_ops import _from_dataset_id
-
 from tfdist.config.cluster import Cluster
 from tfdist.data.server import wait_for
 from tfdist.errors import ClusterConfigError
+
+# `tf.data.experimental.service.from_dataset_id` is this function with an interval of 1 s, which
+# is too long: each epoch ends only when the dispatcher has told this worker so.
+from tfdist.internals.tensorflow import _from_dataset_id
 from tfdist.job import process
 
 _service = tf.data.experimental.service

@@ -27,9 +27,12 @@ import tensorflow as tf
 
 # TensorFlow has no public way to see the order that a function's side effects have, or to add to
 # it. These trace a function, and tell its reads from its writes.
-from tensorflow.python.framework import auto_control_deps, func_graph
-from tensorflow.python.ops import handle_data_util
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tfdist.internals.tensorflow import (
+    ResourceVariable,
+    auto_control_deps,
+    func_graph,
+    handle_data_util,
+)
 
 _STEP = "_tfdist_atomic_step"
 _log = logging.getLogger("tfdist.elastic")

@@ -18,10 +18,10 @@ from typing import Any
 
 import tensorflow as tf
 
-# A group is made at once, also while the program builds a graph.
-from tensorflow.python.eager.context import eager_mode
-
 from tfdist import ops
+
+# A group is made at once, also while the program builds a graph.
+from tfdist.internals.tensorflow import eager_mode
 from tfdist.job import process
 from tfdist.ops.collectives.calls import DEFAULT_TIMEOUT
 

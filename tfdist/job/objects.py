@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# The exchange takes place at once, also while the program builds a TensorFlow 1 graph.
-from tensorflow.python.eager.context import eager_mode
-
 from tfdist import ops
+
+# The exchange takes place at once, also while the program builds a TensorFlow 1 graph.
+from tfdist.internals.tensorflow import eager_mode
 from tfdist.ops.collectives.calls import resolve
 
 # The root of a rank whose argument is no rank, so that all ranks get the error.

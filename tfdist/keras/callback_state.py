@@ -25,11 +25,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# The class of variables of which each replica has its own value.
-from tensorflow.python.distribute.values import SyncOnReadVariable
-
 from tfdist.elastic.plain_values import decode, encode
 from tfdist.errors import TfdistError
+
+# The class of variables of which each replica has its own value.
+from tfdist.internals.tensorflow import SyncOnReadVariable
 from tfdist.keras.models import is_variable, tf_variable
 from tfdist.keras.workers import is_on_servers, is_table
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from tfdist.compression.states import is_of_each_process
 from tfdist.data.position import InputPosition
@@ -25,6 +24,7 @@ from tfdist.elastic.values import (
     broadcast_values,
     fingerprint,
 )
+from tfdist.internals.keras_3 import global_state
 from tfdist.keras import random_state, rank_zero
 from tfdist.keras.callback_state import CallbackStates
 from tfdist.keras.elastic_records import check_subject, ends_if_wrong, kept_record, restored

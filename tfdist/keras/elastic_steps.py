@@ -25,16 +25,15 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-# The structure of values of several devices, and the class of variables of which each replica has
-# its own value.
-from tensorflow.python.distribute.distribute_utils import regroup
-from tensorflow.python.distribute.values import SyncOnReadVariable
-
 from tfdist import ops
 from tfdist.data.shares import rows_of
 from tfdist.elastic.atomic_step import AtomicStep, read, type_of, written
 from tfdist.elastic.job import ElasticJob, Unit
 from tfdist.elastic.values import assign_values
+
+# The structure of values of several devices, and the class of variables of which each replica has
+# its own value.
+from tfdist.internals.tensorflow import SyncOnReadVariable, regroup
 from tfdist.keras.elastic_state import state_of_newcomer
 from tfdist.keras.hooks.row_weights import knowing_rows, rows_in
 from tfdist.keras.models import (

@@ -12,8 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 # The class of variables of which replicas have values of their own.
-from tensorflow.python.distribute.values import SyncOnReadVariable
-
+from tfdist.internals.tensorflow import SyncOnReadVariable
 from tfdist.keras import exchange
 from tfdist.keras.models import model_variables, tf_variable
 from tfdist.keras.workers import communicator_of, elastic_job_of, is_ours, local_updates_of

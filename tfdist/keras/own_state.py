@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
+
+from tfdist.internals.keras_3 import global_state
 
 # The class of variables of which replicas have values of their own.
-from tensorflow.python.distribute.values import SyncOnReadVariable
-
+from tfdist.internals.tensorflow import SyncOnReadVariable
 from tfdist.keras import exchange
 from tfdist.keras.models import (
     metrics_variables,

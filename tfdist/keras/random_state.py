@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-# TensorFlow's generator of the seeds of operations has no public name.
-from tensorflow.python.eager import context
-
 from tfdist.elastic.plain_values import decode, encode
+
+# TensorFlow's generator of the seeds of operations has no public name.
+from tfdist.internals.tensorflow import context
 
 _WORDS = 624  # of a state of NumPy
 

@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist.internals.keras_3 import BaseOptimizer, TensorFlowTrainer
 from tfdist.keras.callback import Callback, with_callback
 from tfdist.keras.registry import hooks, install
 from tfdist.plan.costs import GradientBucket, bucketed

@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 import tf_keras
-from keras.src.models.functional import Functional
 
 from tfdist.estimator.keras3.layers import BUILD_WITH_TF_KERAS, convert_layer
+from tfdist.internals.keras_3 import Functional
 
 
 def convert_graph(model: Any, custom_objects: dict[str, Any]) -> Any:

@@ -24,13 +24,10 @@ from keras import Sequential
 from keras.layers import Layer
 from keras.metrics import Metric
 from keras.random import SeedGenerator
-from keras.src.backend import Variable, name_scope
-from keras.src.backend.common import global_state
-from keras.src.backend.common.name_scope import current_path
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from tensorflow.python.eager.context import eager_mode
 
 from tfdist.estimator.keras3.optimizers import accept_variables
+from tfdist.internals.keras_3 import BaseOptimizer, Variable, current_path, global_state, name_scope
+from tfdist.internals.tensorflow import eager_mode
 from tfdist.keras import registry
 from tfdist.keras.registry import hooks
 

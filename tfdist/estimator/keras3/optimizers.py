@@ -16,7 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tensorflow.python.eager.context import eager_mode
+
+from tfdist.internals.tensorflow import eager_mode
 
 # Nadam, for example, is missing: the legacy optimizer computes something else.
 _SAME = ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "RMSprop", "SGD")

@@ -19,8 +19,8 @@ import types
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python import distribute, tpu
-from tensorflow.python.util import tf_export
+
+from tfdist.internals.tensorflow import distribute, tf_export, tpu
 
 _PACKAGE = "tensorflow_estimator"
 _INSTALL = "pip install 'tfdist[estimator]'"

@@ -13,8 +13,6 @@ import time
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute.values import SyncOnReadVariable
-from tensorflow.python.eager.context import eager_mode
 
 from tfdist import ops
 from tfdist.data.position import InputPosition
@@ -28,6 +26,7 @@ from tfdist.estimator.training.input_position import (
 )
 from tfdist.estimator.training.sessions import SessionCreator, initialized_session, restore
 from tfdist.estimator.training.warm_start import warm_start
+from tfdist.internals.tensorflow import SyncOnReadVariable, eager_mode
 from tfdist.job import process
 from tfdist.preemption.training import StoppableSteps
 

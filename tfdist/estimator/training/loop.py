@@ -9,9 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-# A session that fails when a worker has died, instead of retrying forever.
-from tensorflow.python.training.monitored_session import _MonitoredSession
-
 from tfdist.estimator.training.all_reduce import AllReduceWorker
 from tfdist.estimator.training.chief_hooks import RecordedSaves, is_saver
 from tfdist.estimator.training.model_dir import check_writable, note_end_of_training
@@ -19,6 +16,9 @@ from tfdist.estimator.training.parameter_servers import ParameterServerWorker
 from tfdist.estimator.training.preemption import end_if_preempted, until_notice
 from tfdist.estimator.training.sessions import brief_failures
 from tfdist.estimator.training.step_counts import StepCounts
+
+# A session that fails when a worker has died, instead of retrying forever.
+from tfdist.internals.tensorflow import _MonitoredSession
 from tfdist.job import process
 from tfdist.ops.trace import events
 from tfdist.strategies import ParameterServerStrategy

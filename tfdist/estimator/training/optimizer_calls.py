@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tf_keras.optimizers import legacy
 
-# To recognize a user's own function.
-from tf_keras.src.optimizers.utils import all_reduce_sum_gradients
-
 from tfdist import ops
+
+# To recognize a user's own function.
+from tfdist.internals.tf_keras import all_reduce_sum_gradients
 from tfdist.strategies._variables.server_variable import ServerVariable
 
 v1 = tf.compat.v1

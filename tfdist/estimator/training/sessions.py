@@ -10,8 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 # Public only as a base class of TensorFlow's own creators.
-from tensorflow.python.training.monitored_session import SessionCreator
-from tensorflow.python.training.session_manager import SessionManager
+from tfdist.internals.tensorflow import SessionCreator, SessionManager
 
 __all__ = ["SessionCreator", "brief_failures", "initialized_session", "restore"]
 

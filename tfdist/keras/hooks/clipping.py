@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend import Variable
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist.internals.keras_3 import BaseOptimizer, TFOptimizer, Variable
 from tfdist.keras.hooks.table_gradients import table_of
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import replica_with_peers

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tensorflow as tf
-from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from tfdist.data.pipeline import tracked
+from tfdist.internals.keras_3 import TFDatasetAdapter
 from tfdist.keras.registry import hooks
 
 

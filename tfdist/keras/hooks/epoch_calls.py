@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-
+from tfdist.internals.keras_3 import PyDatasetAdapter
 from tfdist.keras.drawing import note_call
 from tfdist.keras.registry import hooks
 

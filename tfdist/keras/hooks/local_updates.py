@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist.internals.keras_3 import BaseOptimizer, TFOptimizer, trainer
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import local_updates, local_updates_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+from tfdist.internals.tensorflow import ResourceVariable
 from tfdist.ps.row_gradients import unique_flat_rows
 
 

@@ -29,20 +29,19 @@ from typing import Any
 
 import tensorflow as tf
 from keras import ops, tree
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.losses import loss as losses
-from keras.src.trainers.compile_utils import CompileLoss
+
+from tfdist.internals.keras_3 import CompileLoss, TensorFlowTrainer
+from tfdist.internals.keras_3 import loss as losses
 
 # The specs of a dataset tell that its batches divide.
-from tensorflow.python.distribute.input_lib import DistributedDataset
-from tensorflow.python.distribute.values import PerReplicaSpec
-
 # Cond and while loops are functions of their own, which belong to one place of the outer function.
-from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
-
 # What makes a function recognizable as a `tf.function`.
-from tensorflow.python.util.tf_decorator import make_decorator
-
+from tfdist.internals.tensorflow import (
+    ControlFlowFuncGraph,
+    DistributedDataset,
+    PerReplicaSpec,
+    make_decorator,
+)
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import (
     elastic_job_of,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras.src.legacy.saving import legacy_h5_format
 
+from tfdist.internals.keras_3 import legacy_h5_format
 from tfdist.keras.embeddings import provided
 from tfdist.keras.hooks.table_gradients import table_of
 from tfdist.keras.registry import hooks

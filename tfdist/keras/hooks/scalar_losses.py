@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tensorflow as tf
-from keras.src.losses import loss as losses
 
+from tfdist.internals.keras_3 import loss as losses
 from tfdist.keras import scalar_losses
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import replica_with_peers

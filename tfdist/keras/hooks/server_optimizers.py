@@ -7,11 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 from keras import optimizers
-from keras.src.backend import Variable
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdist import ops
+from tfdist.internals.keras_3 import BaseOptimizer, TFOptimizer, Variable
 from tfdist.keras.hooks import clipping
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import (

@@ -14,14 +14,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
-from tensorflow.python.eager import context
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfdist import ops
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import Seed, restored, users_seed
+from tfdist.internals.keras_3 import ArrayDataAdapter, PyDataset, PyDatasetAdapter
+from tfdist.internals.tensorflow import ResourceVariable, context
 from tfdist.keras.drawing import note_call
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of, trains_on_servers

@@ -13,10 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 from keras.optimizers import LossScaleOptimizer
-from keras.src.backend import Variable
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist.internals.keras_3 import BaseOptimizer, TFOptimizer, Variable
 from tfdist.keras.hooks.row_accumulator import RowAccumulator
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import is_table

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import tensorflow as tf
-from tf_keras.src.engine import training
-from tf_keras.src.optimizers.optimizer import Optimizer
 
+from tfdist.internals.tf_keras import Optimizer, training
 from tfdist.keras.hooks import local_updates as of_keras_3
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import local_updates

@@ -6,11 +6,13 @@ import contextlib
 
 import tensorflow as tf
 import tf_keras
-from tf_keras.src.engine.data_adapter import TensorLikeDataAdapter
-from tf_keras.src.layers.normalization.batch_normalization import BatchNormalizationBase
-from tf_keras.src.saving.legacy import hdf5_format
-from tf_keras.src.utils import losses_utils
 
+from tfdist.internals.tf_keras import (
+    BatchNormalizationBase,
+    TensorLikeDataAdapter,
+    hdf5_format,
+    losses_utils,
+)
 from tfdist.keras import scalar_losses
 from tfdist.keras.hooks import row_weights, variable_roles
 from tfdist.keras.hooks.saving import refuse_tables

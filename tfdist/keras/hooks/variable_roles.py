@@ -8,9 +8,8 @@ from __future__ import annotations
 from keras.metrics import Metric
 from keras.optimizers import LossScaleOptimizer
 from keras.random import SeedGenerator
-from keras.src.backend import Variable
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist.internals.keras_3 import BaseOptimizer, Variable
 from tfdist.keras.registry import hooks
 from tfdist.ps.variable_scopes import Role, current_role, made_as, named
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from keras import ops
-from keras.src.losses import loss as losses
 
+from tfdist.internals.keras_3 import loss as losses
 from tfdist.keras.registry import repairs
 
 

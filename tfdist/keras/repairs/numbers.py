@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import numpy as np
-from tensorflow.python.distribute.values import DistributedVariable
 
+from tfdist.internals.tensorflow import DistributedVariable
 from tfdist.keras.registry import repairs
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 from keras import ops
-from keras.src.backend.tensorflow.optimizer import TFOptimizer, filter_empty_gradients
-from keras.src.optimizers import base_optimizer
-from tensorflow.python.distribute.distribute_utils import regroup, select_replica
-from tensorflow.python.distribute.ps_values import AggregatingVariable
-from tensorflow.python.distribute.values import DistributedVariable
 
+from tfdist.internals.keras_3 import TFOptimizer, base_optimizer, filter_empty_gradients
+from tfdist.internals.tensorflow import (
+    AggregatingVariable,
+    DistributedVariable,
+    regroup,
+    select_replica,
+)
 from tfdist.keras.registry import repairs
 from tfdist.keras.workers import replica_of_ours, replica_with_copies, replica_with_peers
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 from keras import tree
-from keras.src.backend.tensorflow import trainer
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from tensorflow.python.distribute.distribute_utils import regroup
 
+from tfdist.internals.keras_3 import TensorFlowTrainer, trainer
+from tfdist.internals.tensorflow import regroup
 from tfdist.keras.models import is_variable, tf_variable
 from tfdist.keras.registry import repairs
 from tfdist.keras.workers import has_copies, is_ours

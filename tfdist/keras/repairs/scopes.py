@@ -10,11 +10,8 @@ import numpy as np
 import tensorflow as tf
 from keras import Model, tree
 from keras.optimizers import Optimizer
-from keras.src import backend
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
-from keras.src.trainers.trainer import Trainer
 
+from tfdist.internals.keras_3 import TensorFlowTrainer, Trainer, backend, unpack_x_y_sample_weight
 from tfdist.keras.registry import repairs
 from tfdist.keras.workers import has_copies, has_peers, is_ours, trains_on_servers
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import tensorflow as tf
 from keras import tree
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
-from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from keras.src.trainers.trainer import Trainer
-from tensorflow.python.distribute.values import PerReplicaSpec
-from tensorflow.python.framework.none_tensor import NoneTensorSpec
 
 from tfdist.data import draws
+from tfdist.internals.keras_3 import (
+    ArrayDataAdapter,
+    GeneratorDataAdapter,
+    PyDatasetAdapter,
+    TensorFlowTrainer,
+    TFEpochIterator,
+    Trainer,
+    data_adapters,
+)
+from tfdist.internals.tensorflow import NoneTensorSpec, PerReplicaSpec
 from tfdist.keras.registry import repairs
 from tfdist.keras.repairs.scopes import adopt_metrics, are_built
 from tfdist.keras.variables_of_others import refuse_variables_of_others

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend import Variable
 
+from tfdist.internals.keras_3 import Variable
 from tfdist.keras.registry import repairs
 from tfdist.keras.workers import is_ours
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from keras.callbacks import BackupAndRestore, CallbackList, History, ModelCheckpoint, ProgbarLogger
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 
 from tfdist.data.iterators import plain
 from tfdist.data.pipeline import feed_of
+from tfdist.internals.keras_3 import TensorFlowTrainer, TFEpochIterator
 from tfdist.keras.hooks.shuffling import for_strategy
 from tfdist.keras.registry import hooks
 from tfdist.keras.session import calls, files_of_keras_3

@@ -7,10 +7,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 from tf_keras.callbacks import BackupAndRestore, History, ModelCheckpoint, ProgbarLogger
-from tf_keras.src.callbacks import CallbackList
-from tf_keras.src.distribute.worker_training_state import WorkerTrainingState
-from tf_keras.src.engine.data_adapter import DataHandler
 
+from tfdist.internals.tf_keras import CallbackList, DataHandler, WorkerTrainingState
 from tfdist.keras.own_state import OwnState
 from tfdist.keras.registry import hooks
 from tfdist.keras.session import calls, files_of_tf_keras

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
 from tfdist.data.openings import Openings, source_of
 from tfdist.data.rows import rows_of
+from tfdist.internals.keras_3 import ArrayDataAdapter, GeneratorDataAdapter
 from tfdist.keras.session.positions import Positions
 from tfdist.keras.training_state import rows_in
 from tfdist.ops.trace import events

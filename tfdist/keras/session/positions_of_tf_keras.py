@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tf_keras.src.engine.data_adapter import (
+
+from tfdist.data.openings import Openings, Target, source_of
+from tfdist.data.rows import rows_of
+from tfdist.internals.tf_keras import (
     GeneratorDataAdapter,
     KerasSequenceAdapter,
     TensorLikeDataAdapter,
 )
-
-from tfdist.data.openings import Openings, Target, source_of
-from tfdist.data.rows import rows_of
 from tfdist.keras.hooks.elastic.tf_keras_order import order_of
 from tfdist.keras.own_state import OwnState
 from tfdist.keras.session.positions import Positions

@@ -22,8 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 # There is no public way to tell whether XLA must compile the function that is being traced.
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
-
+from tfdist.internals.tensorflow import GraphOrParentsInXlaContext
 from tfdist.job import process
 from tfdist.ops.local.step_counter import count_step
 

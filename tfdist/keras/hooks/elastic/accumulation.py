@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from keras.src.backend import Variable
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-
+from tfdist.internals.keras_3 import BaseOptimizer, TFOptimizer, Variable
 from tfdist.keras.hooks.table_gradients import table_of
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of, replica_of_ours

@@ -6,8 +6,7 @@ import logging
 import weakref
 from typing import Any
 
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
+from tfdist.internals.keras_3 import TensorFlowTrainer
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tf_keras
-from tf_keras.src.engine import data_adapter
 
+from tfdist.internals.tf_keras import data_adapter
 from tfdist.keras.hooks.elastic.batches import check_is_member
 from tfdist.keras.registry import hooks
 from tfdist.keras.session.elastic import WholeBatches

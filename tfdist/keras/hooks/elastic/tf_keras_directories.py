@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tf_keras.src.distribute import distributed_file_utils
-
+from tfdist.internals.tf_keras import distributed_file_utils
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
 

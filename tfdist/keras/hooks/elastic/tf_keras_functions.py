@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-# Functions of tfdist are not converted, and without this nothing that they call would be.
-from tensorflow.python.autograph.core import ag_ctx
-
 from tfdist.elastic.job import ElasticJob
+
+# Functions of tfdist are not converted, and without this nothing that they call would be.
+from tfdist.internals.tensorflow import ag_ctx
 from tfdist.keras.elastic_steps import ElasticStep, execution, predicted
 from tfdist.keras.registry import hooks
 from tfdist.keras.session.positions import positions_of

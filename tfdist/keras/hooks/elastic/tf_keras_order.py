@@ -14,11 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tf_keras.src.engine.data_adapter import KerasSequenceAdapter, TensorLikeDataAdapter
 
 from tfdist.data.openings import BatchSource
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import Seed, restored, users_seed
+from tfdist.internals.tf_keras import KerasSequenceAdapter, TensorLikeDataAdapter
 from tfdist.keras.drawing import note_call
 from tfdist.keras.hooks.shuffling import PyDatasetSource, global_seed
 from tfdist.keras.registry import hooks

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from keras import tree
 from keras.layers import BatchNormalization, Layer
-from keras.src.backend import Variable
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+from tfdist.internals.keras_3 import Variable, in_stateless_scope
 from tfdist.keras.registry import hooks
 from tfdist.keras.substitute_rows import calls
 

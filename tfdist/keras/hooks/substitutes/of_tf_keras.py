@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 from tf_keras.layers import Layer
-from tf_keras.src.layers.normalization.batch_normalization import BatchNormalizationBase
 
+from tfdist.internals.tf_keras import BatchNormalizationBase
 from tfdist.keras.registry import hooks
 from tfdist.keras.substitute_rows import calls
 
