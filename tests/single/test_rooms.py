@@ -31,6 +31,7 @@ CPP_ROOMS = [
     ["core/ps/protocol"],
     ["core/ps/store", "core/ps/client/operations"],
     ["core/ps/client/lookups"],
+    ["core/ps/client/faces"],
     ["core/ps/server", "core/ps/client"],
     ["kernels"],
     ["kernels/collectives"],

@@ -45,7 +45,7 @@ absl::Status PsVariablesKernel::ReadVariables(const ps::Client& client,
                                               std::vector<ps::Client::Value>* values) const {
   values->reserve(variables.size());
   for (int i = 0; i < count(); ++i) {
-    const ps::ParameterSpec& spec = client.parameter(parameters_[i]);
+    const ps::ParameterSpec& spec = client.parameters().spec(parameters_[i]);
     tensorflow::tf_shared_lock lock(*variables[i]->mu());
     const Tensor& tensor = *variables[i]->tensor();
     if (!variables[i]->is_initialized ||

@@ -35,19 +35,22 @@ class InitialValueKernel : public PsKernel {
     if (client == nullptr) return done();
     const Tensor& value = context->input(0);
     OP_REQUIRES_OK_ASYNC(
-        context, CheckElements("initial value", client->parameter(parameter_), value), done);
+        context, CheckElements("initial value", client->parameters().spec(parameter_), value),
+        done);
     const ps::Done end = Ending(context, done);
-    client->Create(parameter_, Hold(value), [this, context, client, end](const Status& status) {
-      if (!status.ok()) return end(status);
-      const auto allocate = [context](int) {
-        return Hold(Tensor(context->input(0).dtype(), context->input(0).shape()));
-      };
-      client->Pull({parameter_}, false, allocate,
-                   [this, context, client, end](const Status& status) {
-                     if (status.ok()) context->set_output(0, *Held(client->Pulled(parameter_)));
-                     end(status);
-                   });
-    });
+    client->parameters().Create(
+        parameter_, Hold(value), [this, context, client, end](const Status& status) {
+          if (!status.ok()) return end(status);
+          const auto allocate = [context](int) {
+            return Hold(Tensor(context->input(0).dtype(), context->input(0).shape()));
+          };
+          client->parameters().Pull(
+              {parameter_}, false, allocate, [this, context, client, end](const Status& status) {
+                if (status.ok())
+                  context->set_output(0, *Held(client->parameters().Pulled(parameter_)));
+                end(status);
+              });
+        });
   }
 
  private:
@@ -63,7 +66,7 @@ class Destination {
   // client hold it: mapping new memory costs more than the work done in it.
   ps::Memory Prepare(const ps::Client& client, int parameter) {
     changed_ = true;
-    const ps::Memory pulled = client.Pulled(parameter);
+    const ps::Memory pulled = client.parameters().Pulled(parameter);
     Tensor* known = Held(pulled);
     tensorflow::mutex_lock lock(*variable_->mu());
     Tensor* current = variable_->tensor();
@@ -82,7 +85,7 @@ class Destination {
   // Stores the pulled value in the variable, also after a failed pull, which is repeated.
   void Finish(const ps::Client& client, int parameter) {
     if (!changed_) return;
-    const Tensor* pulled = Held(client.Pulled(parameter));
+    const Tensor* pulled = Held(client.parameters().Pulled(parameter));
     if (pulled == nullptr) return;
     tensorflow::mutex_lock lock(*variable_->mu());
     // In this mode the variable's memory is written in place even if others hold it.
@@ -111,7 +114,7 @@ class PullKernel : public PsVariablesKernel {
     std::vector<int> wanted;
     for (int i = 0; i < count(); ++i) {
       const int parameter = parameters()[i];
-      if (begins_step_ && client->IsExcluded(parameter)) continue;
+      if (begins_step_ && client->parameters().IsExcluded(parameter)) continue;
       if (destinations->emplace(parameter, std::move(variables[i])).second) {
         wanted.push_back(parameter);
       }
@@ -119,14 +122,14 @@ class PullKernel : public PsVariablesKernel {
     const auto allocate = [client, destinations](int parameter) {
       return destinations->at(parameter).Prepare(*client, parameter);
     };
-    client->Pull(std::move(wanted), begins_step_, allocate,
-                 [context, client, destinations, done](const Status& status) {
-                   for (auto& [parameter, destination] : *destinations) {
-                     destination.Finish(*client, parameter);
-                   }
-                   if (!status.ok()) context->SetStatus(ToTensorFlow(status));
-                   done();
-                 });
+    client->parameters().Pull(std::move(wanted), begins_step_, allocate,
+                              [context, client, destinations, done](const Status& status) {
+                                for (auto& [parameter, destination] : *destinations) {
+                                  destination.Finish(*client, parameter);
+                                }
+                                if (!status.ok()) context->SetStatus(ToTensorFlow(status));
+                                done();
+                              });
   }
 
  private:
@@ -170,12 +173,13 @@ class StageKernel : public PsVariablesKernel {
         continue;
       }
       OP_REQUIRES_OK_ASYNC(
-          context, CheckElements("gradient", client->parameter(parameters()[i]), values), done);
+          context, CheckElements("gradient", client->parameters().spec(parameters()[i]), values),
+          done);
     }
     ps::StepValues step;
     step.learning_rate = context->input(input).scalar<double>()();
     step.step = context->input(input + 1).scalar<int64_t>()();
-    client->Stage(step, std::move(gradients));
+    client->parameters().Stage(step, std::move(gradients));
     done();
   }
 
@@ -197,7 +201,7 @@ class PushKernel : public PsVariablesKernel {
     OP_REQUIRES_OK_ASYNC(context, LookupVariables(context, &variables), done);
     std::vector<ps::Client::Value> values;
     OP_REQUIRES_OK_ASYNC(context, ReadVariables(*client, variables, &values), done);
-    client->Push(std::move(values), Ending(context, done), ends_step_, waits_);
+    client->parameters().Push(std::move(values), Ending(context, done), ends_step_, waits_);
   }
 
  private:
@@ -211,9 +215,8 @@ class CommitKernel : public PsKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const auto client = FindClient(context);
     if (client == nullptr) return done();
-    client->Commit([end = Ending(context, done)](const Status& status, const ps::CommitOutcome&) {
-      end(status);
-    });
+    client->commits().Commit([end = Ending(context, done)](
+                                 const Status& status, const ps::CommitOutcome&) { end(status); });
   }
 };
 
@@ -226,17 +229,17 @@ class SetKernel : public PsVariablesKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const auto client = FindClient(context);
     if (client == nullptr) return done();
-    const Status pushed = client->PushAccumulated();  // before these values change
+    const Status pushed = client->parameters().PushAccumulated();  // before these values change
     OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(pushed), done);
     // The pulled values are not those of the variables any more: the next pull transfers them
     // again.
-    for (int parameter : parameters()) client->TakePulled(parameter);
+    for (int parameter : parameters()) client->parameters().TakePulled(parameter);
     if (!write_) return done();
     std::vector<VarPtr> variables;
     OP_REQUIRES_OK_ASYNC(context, LookupVariables(context, &variables), done);
     std::vector<ps::Client::Value> values;
     OP_REQUIRES_OK_ASYNC(context, ReadVariables(*client, variables, &values), done);
-    client->Set(std::move(values), Ending(context, done));
+    client->parameters().Set(std::move(values), Ending(context, done));
   }
 
  private:
@@ -261,15 +264,15 @@ class ExchangeKernel : public PsKernel {
     std::vector<ps::Memory> moves(count);
     for (size_t i = 0; i < count; ++i) {
       const Tensor& value = context->input(i);
-      OP_REQUIRES_OK_ASYNC(context,
-                           CheckElements("value", client->parameter(parameters_[i]), value), done);
+      OP_REQUIRES_OK_ASYNC(
+          context, CheckElements("value", client->parameters().spec(parameters_[i]), value), done);
       Tensor* output = nullptr;
       OP_REQUIRES_OK_ASYNC(context, context->allocate_output(i, value.shape(), &output), done);
       values[i] = {parameters_[i], Hold(value)};
       moves[i] = Hold(*output);
     }
     const double alpha = context->input(count).scalar<double>()();
-    client->Exchange(values, moves, alpha, Ending(context, done));
+    client->averaging().Exchange(values, moves, alpha, Ending(context, done));
   }
 
  private:
@@ -296,7 +299,8 @@ class PsReduceKernel : public PsKernel {
       tensors[i].elements = static_cast<uint64_t>(input.NumElements());
       tensors[i].values = Hold(*output);
     }
-    client->Reduce(static_cast<uint64_t>(key_), std::move(tensors), Ending(context, done));
+    client->averaging().Reduce(static_cast<uint64_t>(key_), std::move(tensors),
+                               Ending(context, done));
   }
 
  private:

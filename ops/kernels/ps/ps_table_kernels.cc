@@ -96,18 +96,18 @@ class LookupKernel : public TablesKernel {
       lookups.push_back({table(i), Ids(ids), Hold(*rows), wire(i)});
     }
     if (group_ != 0) return LookupBatched(context, client, std::move(lookups), std::move(done));
-    client->Lookup(std::move(lookups), training_, Ending(context, done));
+    client->tables().Lookup(std::move(lookups), training_, Ending(context, done));
   }
 
  private:
   void LookupBatched(OpKernelContext* context, const std::shared_ptr<ps::Client>& client,
                      std::vector<ps::TableLookup> lookups, DoneCallback done) {
     const auto member = std::make_shared<ps::LookupGroups::Member>();
-    ps::Done end =
-        Cancellable(context, [client, member] { client->lookups().groups().Cancel(member); }, done);
+    ps::Done end = Cancellable(
+        context, [client, member] { client->tables().lookups().groups().Cancel(member); }, done);
     if (end == nullptr) return;
     const auto at = context->frame_iter();
-    client->lookups().LookupBatched(
+    client->tables().lookups().LookupBatched(
         {group_, static_cast<int>(level_), context->step_id(), at.frame_id, at.iter_id}, member,
         std::move(lookups), training_, std::move(end));
   }
@@ -135,11 +135,11 @@ class PrefetchKernel : public TablesKernel {
     }
     Status status;
     const auto batch =
-        client->lookups().MakePrefetch(owner_, std::move(lookups), training_, &status);
+        client->tables().lookups().MakePrefetch(owner_, std::move(lookups), training_, &status);
     OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(status), done);
     ps::Done end = Cancellable(
-        context, [client, batch] { client->lookups().prefetches().Cancel(batch); }, done);
-    if (end != nullptr) client->lookups().prefetches().Begin(batch, std::move(end));
+        context, [client, batch] { client->tables().lookups().prefetches().Cancel(batch); }, done);
+    if (end != nullptr) client->tables().lookups().prefetches().Begin(batch, std::move(end));
   }
 
  private:
@@ -157,9 +157,9 @@ class StageRowsKernel : public TablesKernel {
     for (int i = 0; i < count(); ++i) {
       const Tensor& ids = this->ids(context, i);
       const Tensor& gradients = context->input(2 * count() + i);
-      OP_REQUIRES_ASYNC(context, client->HasTable(table(i)),
+      OP_REQUIRES_ASYNC(context, client->tables().Has(table(i)),
                         absl::InvalidArgumentError(StrCat("there is no table ", table(i))), done);
-      const int64_t expected = ids.NumElements() * client->table_width(table(i));
+      const int64_t expected = ids.NumElements() * client->tables().width(table(i));
       OP_REQUIRES_ASYNC(context, gradients.NumElements() == expected,
                         absl::InvalidArgumentError(StrCat(
                             "gradients of ", ids.NumElements(), " rows of a table: expected ",
@@ -168,7 +168,7 @@ class StageRowsKernel : public TablesKernel {
       ps::StepValues step;
       step.learning_rate = context->input(3 * count() + i).scalar<double>()();
       step.step = context->input(4 * count()).scalar<int64_t>()();
-      client->StageRows(step, {table(i), Ids(ids), Hold(gradients), wire(i)});
+      client->parameters().StageRows(step, {table(i), Ids(ids), Hold(gradients), wire(i)});
     }
     done();
   }
@@ -185,7 +185,7 @@ class TableKernel : public PsKernel {
   // The client, if it has the table; else null, and the context's status is set.
   std::shared_ptr<ps::Client> FindClientOfTable(OpKernelContext* context) const {
     auto client = FindClient(context);
-    if (client == nullptr || client->HasTable(table_)) return client;
+    if (client == nullptr || client->tables().Has(table_)) return client;
     context->SetStatus(absl::InvalidArgumentError(StrCat("there is no table ", table_)));
     return nullptr;
   }
@@ -207,19 +207,20 @@ class EditRowsKernel : public TableKernel {
     const auto client = FindClientOfTable(context);
     if (client == nullptr) return done();
     const Tensor &ids = context->input(1), &rows = context->input(2);
-    const int64_t width = kind_ == ps::EditKind::kUpsert ? client->table_width(table()) : 0;
-    OP_REQUIRES_ASYNC(context, rows.NumElements() == ids.NumElements() * width,
-                      absl::InvalidArgumentError(StrCat(
-                          "embedding table '", client->table_name(table()), "': expected rows of ",
-                          width, " numbers for ids of shape ", ids.shape().DebugString(),
-                          ", received rows of shape ", rows.shape().DebugString())),
-                      done);
+    const int64_t width = kind_ == ps::EditKind::kUpsert ? client->tables().width(table()) : 0;
+    OP_REQUIRES_ASYNC(
+        context, rows.NumElements() == ids.NumElements() * width,
+        absl::InvalidArgumentError(StrCat("embedding table '", client->tables().name(table()),
+                                          "': expected rows of ", width,
+                                          " numbers for ids of shape ", ids.shape().DebugString(),
+                                          ", received rows of shape ", rows.shape().DebugString())),
+        done);
     ps::TableEdit edit;
     edit.kind = kind_;
     edit.count = static_cast<size_t>(ids.NumElements());
     edit.ids = ids.flat<int64_t>().data();
     edit.content = rows.flat<float>().data();
-    client->EditRows(table(), edit, static_cast<uint64_t>(width), Ending(context, done));
+    client->tables().Edit(table(), edit, static_cast<uint64_t>(width), Ending(context, done));
   }
 
  private:
@@ -239,7 +240,7 @@ class FindRowsKernel : public TableKernel {
     tensorflow::TensorShape shape({0});
     if (values_) {
       shape = ids.shape();
-      OP_REQUIRES_OK_ASYNC(context, shape.AddDimWithStatus(client->table_width(table())), done);
+      OP_REQUIRES_OK_ASYNC(context, shape.AddDimWithStatus(client->tables().width(table())), done);
     }
     Tensor *found = nullptr, *rows = nullptr;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, ids.shape(), &found), done);
@@ -247,7 +248,7 @@ class FindRowsKernel : public TableKernel {
     ps::FoundRows to;
     to.found = reinterpret_cast<uint8_t*>(found->flat<bool>().data());
     if (values_) to.rows = rows->flat<float>().data();
-    client->FindRows(table(), Ids(ids), to, Ending(context, done));
+    client->tables().Find(table(), Ids(ids), to, Ending(context, done));
   }
 
  private:
@@ -266,7 +267,7 @@ class TableSizeKernel : public TableKernel {
     const auto count = std::make_shared<uint64_t>(0);
     ps::FoundRows to;
     to.size = count.get();
-    client->FindRows(table(), {}, to, [context, size, count, done](const Status& status) {
+    client->tables().Find(table(), {}, to, [context, size, count, done](const Status& status) {
       if (!status.ok()) context->SetStatus(ToTensorFlow(status));
       size->scalar<int64_t>()() = static_cast<int64_t>(*count);
       done();

@@ -122,23 +122,24 @@ void TestServerStartedAgain() {
   EXPECT_OK(worker.BindSgd({w}));
   ps::Client& client = worker.client();
   const auto resolve = [&](uint64_t generation, uint64_t units) {
-    return Call(
-        [&](ps::Done done) { client.Resolve({{kJob, generation, units}, {1}}, std::move(done)); });
+    return Call([&](ps::Done done) {
+      client.commits().Resolve({{kJob, generation, units}, {1}}, std::move(done));
+    });
   };
   const auto push = [&] {
-    return Call([&](ps::Done done) { client.Push({}, std::move(done), true, true); });
+    return Call([&](ps::Done done) { client.parameters().Push({}, std::move(done), true, true); });
   };
   ps::CommitOutcome outcome;
   const auto commit = [&] {
     return Call([&](ps::Done done) {
-      client.Commit([&, done](const Status& status, const ps::CommitOutcome& of_servers) {
+      client.commits().Commit([&, done](const Status& status, const ps::CommitOutcome& of_servers) {
         outcome = of_servers;
         done(status);
       });
     });
   };
   EXPECT_OK(resolve(1, 0));
-  client.BeginUnit(0);
+  client.commits().BeginUnit(0);
   EXPECT_OK(worker.Pull({w}));
   worker.Stage(w, {1});
   EXPECT_OK(push());
@@ -147,7 +148,7 @@ void TestServerStartedAgain() {
   EXPECT_OK(worker.Pull({w}));
   EXPECT(worker.Value(w) == Floats{4});
 
-  client.BeginUnit(1);
+  client.commits().BeginUnit(1);
   worker.Stage(w, {1});
   EXPECT_OK(push());
   auto next = StartServer(ElasticJob(2), server->TakeSnapshot());
@@ -157,7 +158,7 @@ void TestServerStartedAgain() {
   EXPECT(!outcome.open && outcome.lost && client.stats().dropped_pushes == 1);
   EXPECT_OK(worker.Pull({w}));
   EXPECT(worker.Value(w) == Floats{4});
-  client.BeginUnit(2);
+  client.commits().BeginUnit(2);
   worker.Stage(w, {1});
   EXPECT_OK(push());
   EXPECT_OK(commit());

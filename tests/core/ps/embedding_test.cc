@@ -39,8 +39,8 @@ struct Job {
 };
 
 Status Create(Worker& worker, const std::string& name, const ps::TableConfig& config, int* table) {
-  *table = worker.client().AddTable(name, config);
-  return Call([&](ps::Done done) { worker.client().CreateTable(*table, done); });
+  *table = worker.client().tables().Add(name, config);
+  return Call([&](ps::Done done) { worker.client().tables().Create(*table, done); });
 }
 
 int MakeTable(Worker& worker, const std::string& name, const ps::TableConfig& config) {
@@ -51,14 +51,15 @@ int MakeTable(Worker& worker, const std::string& name, const ps::TableConfig& co
 
 Floats Lookup(Worker& worker, int table, const Ids& ids, size_t width, bool training = true) {
   const ps::Memory rows = Hold(Floats(ids.size() * width, -7));
-  EXPECT_OK(
-      Call([&](ps::Done done) { worker.client().Lookup({{table, ids, rows}}, training, done); }));
+  EXPECT_OK(Call([&](ps::Done done) {
+    worker.client().tables().Lookup({{table, ids, rows}}, training, done);
+  }));
   const auto* values = reinterpret_cast<const float*>(rows.data);
   return Floats(values, values + ids.size() * width);
 }
 
 void Stage(Worker& worker, int table, const Ids& ids, Floats gradients) {
-  worker.client().StageRows({1, 1}, {table, ids, Hold(std::move(gradients))});
+  worker.client().parameters().StageRows({1, 1}, {table, ids, Hold(std::move(gradients))});
 }
 
 void TestLookupAndPush(int servers) {
@@ -107,7 +108,7 @@ void TestManyTables() {
     memory.push_back(Hold(Floats(10 * i, -1)));
     lookups.push_back({table, Ids{1, 2, 3, 4, 5, 1, 2, 3, 4, 5}, memory.back()});
   }
-  EXPECT_OK(Call([&](ps::Done done) { worker->client().Lookup(lookups, true, done); }));
+  EXPECT_OK(Call([&](ps::Done done) { worker->client().tables().Lookup(lookups, true, done); }));
   for (uint32_t i = 1; i <= 26; ++i) {
     const auto* values = reinterpret_cast<const float*>(memory[i - 1].data);
     for (size_t j = 0; j < 10 * i; ++j) EXPECT(values[j] == static_cast<float>(i));
@@ -124,12 +125,13 @@ void TestRefusals() {
   const Status impossible = Create(*worker, "u", Zeros(0), &unfit);
   EXPECT_CONTAINS(impossible.message(), "table 'u': a table: expected a width from 1 to 65536");
   const Status early = Call([&](ps::Done done) {
-    other->client().Lookup({{unfit - 1, {1}, Hold(Floats(4))}}, true, done);
+    other->client().tables().Lookup({{unfit - 1, {1}, Hold(Floats(4))}}, true, done);
   });
   EXPECT_STATUS(early, StatusCode::kFailedPrecondition);
   EXPECT_CONTAINS(early.message(), "table 't' has not been created on ps 0");
-  EXPECT_STATUS(Call([&](ps::Done done) { worker->client().Lookup({{9, {1}, {}}}, true, done); }),
-                StatusCode::kInvalidArgument);
+  EXPECT_STATUS(
+      Call([&](ps::Done done) { worker->client().tables().Lookup({{9, {1}, {}}}, true, done); }),
+      StatusCode::kInvalidArgument);
   EXPECT(Lookup(*worker, table, {1}, 3) == Floats(3, 0));
 }
 

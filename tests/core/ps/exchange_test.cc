@@ -15,7 +15,8 @@ Status Exchange(Worker* worker, int parameter, double alpha, std::vector<T>* x) 
   auto moves = std::make_shared<std::vector<T>>(x->size());
   const ps::Memory memory = {reinterpret_cast<char*>(moves->data()), moves};
   const Status status = Call([&](ps::Done done) {
-    worker->client().Exchange({{parameter, Hold(*x)}}, {memory}, alpha, std::move(done));
+    worker->client().averaging().Exchange({{parameter, Hold(*x)}}, {memory}, alpha,
+                                          std::move(done));
   });
   for (size_t i = 0; status.ok() && i < x->size(); ++i) (*x)[i] -= (*moves)[i];
   return status;
@@ -67,8 +68,9 @@ void TestSixteenBits() {
   const int parameter = worker.Make("centre", std::vector<uint16_t>{0x3f80}, DType::kBFloat16);
   auto move = std::make_shared<uint16_t>(0);
   EXPECT_OK(Call([&](ps::Done done) {
-    worker.client().Exchange({{parameter, Hold(std::vector<uint16_t>{0x4040})}},
-                             {{reinterpret_cast<char*>(move.get()), move}}, 0.5, std::move(done));
+    worker.client().averaging().Exchange({{parameter, Hold(std::vector<uint16_t>{0x4040})}},
+                                         {{reinterpret_cast<char*>(move.get()), move}}, 0.5,
+                                         std::move(done));
   }));
   EXPECT_OK(worker.Pull({parameter}, false));
   EXPECT(*move == 0x3f80 && worker.Value<uint16_t>(parameter)[0] == 0x4000);
@@ -93,9 +95,9 @@ void TestBrokenConnections(bool to_server) {
     const Floats before(40, static_cast<float>(centre + 2));
     auto moves = std::make_shared<Floats>(40);
     Ending ending = Start([&](ps::Done done) {
-      worker.client().Exchange({{parameter, Hold(before)}},
-                               {{reinterpret_cast<char*>(moves->data()), moves}}, 0.5,
-                               std::move(done));
+      worker.client().averaging().Exchange({{parameter, Hold(before)}},
+                                           {{reinterpret_cast<char*>(moves->data()), moves}}, 0.5,
+                                           std::move(done));
     });
     EXPECT(worker.client().WaitForLost(kPatience) == 0);
     connect();

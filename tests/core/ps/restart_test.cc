@@ -26,8 +26,9 @@ void TestUnansweredPush(const ps::ServerOptions& options, bool saved_before) {
   const int moment = worker.Make<float>("moment", {0, 0});
   ps::OptimizerConfig momentum;
   momentum.momentum = 1;
-  EXPECT_OK(Call(
-      [&](ps::Done done) { worker.client().Bind(momentum, {{a, {moment}, 0}}, std::move(done)); }));
+  EXPECT_OK(Call([&](ps::Done done) {
+    worker.client().parameters().Bind(momentum, {{a, {moment}, 0}}, std::move(done));
+  }));
   EXPECT_OK(worker.Pull({a}));
   for (const float expected : {0.0f, -2.0f}) {  // moments of -1 and -2
     worker.Stage(a, {1, 1});
@@ -150,13 +151,13 @@ void TestServerThatHasLostEverything() {
   ps::OptimizerConfig momentum;
   momentum.momentum = 1;
   EXPECT_OK(Call([&](ps::Done done) {
-    worker.client().Bind(momentum, {{split, {slot}, 0}}, std::move(done));
+    worker.client().parameters().Bind(momentum, {{split, {slot}, 0}}, std::move(done));
   }));
   EXPECT_OK(worker.Pull({split, slot, count, nothing, taken, namesake}));
   worker.Stage(split, {1, 1, 1});
   EXPECT_OK(worker.Push<int64_t>({{count, {3}}}));
   EXPECT_OK(worker.Pull({split, count}));
-  worker.client().TakePulled(taken);
+  worker.client().parameters().TakePulled(taken);
 
   Replace(&server, &proxy, options, {});
   EXPECT(worker.client().WaitForLost(kPatience) == 0);
@@ -173,7 +174,7 @@ void TestServerThatHasLostEverything() {
   EXPECT(worker.Value(split) == Floats({-1, 0, 0}));
 
   // A worker cannot restore a value that it has handed over.
-  worker.client().TakePulled(count);
+  worker.client().parameters().TakePulled(count);
   Replace(&server, &proxy, options, {});
   EXPECT(worker.client().WaitForLost(kPatience) == 0);
   connect();
@@ -207,7 +208,7 @@ void TestTornValue(bool in_place) {
   for (const char* name : {"whole", "torn", "untouched"}) {
     const int id = other.Make(name, Filled(1000, 2.0f));
     EXPECT_OK(Call([&](ps::Done done) {
-      other.client().Set({{id, Hold(Filled(1000, 2.0f))}}, std::move(done));
+      other.client().parameters().Set({{id, Hold(Filled(1000, 2.0f))}}, std::move(done));
     }));
   }
   connect();  // the server is connected to one process of each rank

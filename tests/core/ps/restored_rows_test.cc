@@ -27,14 +27,14 @@ ps::ServerSnapshot CopyOf(const ps::ServerSnapshot& image) {
 }
 
 int Create(Worker& worker, const std::string& name, uint32_t width) {
-  const int table = worker.client().AddTable(name, Constant(width, 0));
-  EXPECT_OK(Call([&](ps::Done done) { worker.client().CreateTable(table, done); }));
+  const int table = worker.client().tables().Add(name, Constant(width, 0));
+  EXPECT_OK(Call([&](ps::Done done) { worker.client().tables().Create(table, done); }));
   return table;
 }
 
 void Push(Worker& worker, int table, const Ids& ids, Floats gradients) {
   EXPECT_OK(worker.Pull({}));
-  worker.client().StageRows({1, 1}, {table, ids, Hold(std::move(gradients))});
+  worker.client().parameters().StageRows({1, 1}, {table, ids, Hold(std::move(gradients))});
   EXPECT_OK(worker.PushStaged());
 }
 
@@ -94,7 +94,7 @@ void TestPushThatIsSentAgain() {
   const auto step = [&](Worker& worker) {
     EXPECT_OK(worker.Pull({dense}));
     worker.Stage(dense, {1});
-    worker.client().StageRows({1, 1}, {table, {5}, Hold(Floats{1})});
+    worker.client().parameters().StageRows({1, 1}, {table, {5}, Hold(Floats{1})});
     EXPECT_OK(worker.PushStaged());
     EXPECT_OK(worker.client().Flush(kPatience));
   };
@@ -143,12 +143,13 @@ void TestEdits() {
     edit.ids = ids.data();
     edit.content = values.data();
     const uint64_t floats = values.empty() ? 0 : 1;
-    EXPECT_OK(Call(
-        [&](ps::Done done) { worker.client().EditRows(table, edit, floats, std::move(done)); }));
+    EXPECT_OK(Call([&](ps::Done done) {
+      worker.client().tables().Edit(table, edit, floats, std::move(done));
+    }));
   };
   const auto push = [&](Worker& worker, const Ids& ids) {
     EXPECT_OK(worker.Pull({}));
-    worker.client().StageRows({1, 1}, {table, ids, Hold(Floats(ids.size(), 1))});
+    worker.client().parameters().StageRows({1, 1}, {table, ids, Hold(Floats(ids.size(), 1))});
     EXPECT_OK(worker.PushStaged());
     EXPECT_OK(worker.client().Flush(kPatience));
   };
@@ -219,7 +220,7 @@ void TestEditsAmongPushes() {
         edit.ids = ids.data();
         edit.content = values.data();
         EXPECT_OK(Call([&](ps::Done done) {
-          worker.client().EditRows(table, edit, 1 - i % 2, std::move(done));
+          worker.client().tables().Edit(table, edit, 1 - i % 2, std::move(done));
         }));
       }
       EXPECT_OK(worker.client().Flush(kPatience));
@@ -250,10 +251,10 @@ void TestSynchronousSteps() {
   for (int step = 0; step < 3; ++step) {
     Ending pulls[] = {a.StartPull({}), b.StartPull({})};
     for (Ending& pull : pulls) EXPECT_OK(Wait(pull));
-    a.client().StageRows({1, 1}, {table, {1, 2}, Hold(Floats{1, 1})});
+    a.client().parameters().StageRows({1, 1}, {table, {1, 2}, Hold(Floats{1, 1})});
     EXPECT_OK(a.PushStaged());
     if (step == 2) break;  // it stays open
-    b.client().StageRows({1, 1}, {table, {2, 3}, Hold(Floats{2, 2})});
+    b.client().parameters().StageRows({1, 1}, {table, {2, 3}, Hold(Floats{2, 2})});
     EXPECT_OK(b.PushStaged());
   }
   EXPECT_OK(a.client().Flush(kPatience));

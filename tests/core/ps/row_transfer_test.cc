@@ -28,13 +28,13 @@ struct Job {
     }
   }
   int Create(const ps::TableConfig& config) {
-    const int table = worker.client().AddTable("t", config);
-    EXPECT_OK(Call([&](ps::Done done) { worker.client().CreateTable(table, done); }));
+    const int table = worker.client().tables().Add("t", config);
+    EXPECT_OK(Call([&](ps::Done done) { worker.client().tables().Create(table, done); }));
     return table;
   }
   Status Next(int table, int server, uint64_t most, bool slots, ps::RowScan* dump) {
     return Call([&](ps::Done done) {
-      worker.client().ScanRows(table, server, most, slots, dump, std::move(done));
+      worker.client().tables().Scan(table, server, most, slots, dump, std::move(done));
     });
   }
   Status Assign(int table, const ps::SavedRows& rows, uint64_t floats, bool slots) {
@@ -45,8 +45,9 @@ struct Job {
     edit.used = rows.used.data();
     edit.counts = rows.counts.data();
     edit.content = rows.content.data();
-    return Call(
-        [&](ps::Done done) { worker.client().EditRows(table, edit, floats, std::move(done)); });
+    return Call([&](ps::Done done) {
+      worker.client().tables().Edit(table, edit, floats, std::move(done));
+    });
   }
   void Edit(int table, ps::EditKind kind, const Ids& ids, const Floats& content = {}) {
     ps::TableEdit edit;
@@ -55,15 +56,16 @@ struct Job {
     edit.ids = ids.data();
     edit.content = content.data();
     const uint64_t floats = content.empty() ? 0 : content.size() / ids.size();
-    EXPECT_OK(Call(
-        [&](ps::Done done) { worker.client().EditRows(table, edit, floats, std::move(done)); }));
+    EXPECT_OK(Call([&](ps::Done done) {
+      worker.client().tables().Edit(table, edit, floats, std::move(done));
+    }));
   }
   uint64_t Size(int table) {
     uint64_t size = 0;
     ps::FoundRows to;
     to.size = &size;
-    EXPECT_OK(
-        Call([&](ps::Done done) { worker.client().FindRows(table, {}, to, std::move(done)); }));
+    EXPECT_OK(Call(
+        [&](ps::Done done) { worker.client().tables().Find(table, {}, to, std::move(done)); }));
     return size;
   }
   // Which of these ids have a row; `rows` if they are asked for.
@@ -72,8 +74,8 @@ struct Job {
     ps::FoundRows to;
     to.found = found.data();
     to.rows = rows == nullptr ? nullptr : rows->data();
-    EXPECT_OK(
-        Call([&](ps::Done done) { worker.client().FindRows(table, ids, to, std::move(done)); }));
+    EXPECT_OK(Call(
+        [&](ps::Done done) { worker.client().tables().Find(table, ids, to, std::move(done)); }));
     return found;
   }
   // Content by id, of all servers.
@@ -106,7 +108,7 @@ Ids Fill(Job& job, int table, size_t count, size_t width) {
   Ids ids;
   for (size_t i = 0; i < count; ++i) ids.push_back(static_cast<int64_t>(i) * 1000003 - 7);
   EXPECT_OK(job.worker.Pull({}));
-  job.worker.client().StageRows({1, 1}, {table, ids, Hold(Floats(count * width, 1))});
+  job.worker.client().parameters().StageRows({1, 1}, {table, ids, Hold(Floats(count * width, 1))});
   EXPECT_OK(job.worker.PushStaged());
   EXPECT_OK(job.worker.client().Flush(kPatience));
   return ids;
@@ -179,12 +181,12 @@ void TestEditsAndCachedRows() {
   config.initializer = {ps::InitializerKind::kConstant, 4, 0, 1};
   const int table = job.Create(config);
   ps::Client& client = job.worker.client();
-  EXPECT_OK(client.lookups().SetCache(table, 100, 1000));
+  EXPECT_OK(client.tables().lookups().SetCache(table, 100, 1000));
   const auto look = [&](const Ids& ids) {
     auto rows = std::make_shared<Floats>(ids.size());
     EXPECT_OK(Call([&](ps::Done done) {
-      client.Lookup({{table, ids, {reinterpret_cast<char*>(rows->data()), rows}}}, true,
-                    std::move(done));
+      client.tables().Lookup({{table, ids, {reinterpret_cast<char*>(rows->data()), rows}}}, true,
+                             std::move(done));
     }));
     return *rows;
   };
@@ -192,13 +194,16 @@ void TestEditsAndCachedRows() {
   job.Edit(table, ps::EditKind::kUpsert, {1, 2}, {7, 8});
   EXPECT(look({1, 2, 3}) == Floats({7, 8, 4}));
   EXPECT(look({1, 2, 3}) == Floats({7, 8, 4}));
-  EXPECT(client.lookup_stats().cache_hits == 3);
+  EXPECT(client.tables().lookup_stats().cache_hits == 3);
   Status status;
-  const auto batch = client.lookups().MakePrefetch(1, {{table, {1, 9}, {}}}, true, &status);
-  EXPECT_OK(Call([&](ps::Done done) { client.lookups().prefetches().Begin(batch, done); }));
+  const auto batch =
+      client.tables().lookups().MakePrefetch(1, {{table, {1, 9}, {}}}, true, &status);
+  EXPECT_OK(
+      Call([&](ps::Done done) { client.tables().lookups().prefetches().Begin(batch, done); }));
   job.Edit(table, ps::EditKind::kRemove, {1});
   EXPECT(look({1, 9}) == Floats({4, 4}));
-  EXPECT(client.lookup_stats().prefetched == 1 && client.lookup_stats().prefetch_hits == 0);
+  EXPECT(client.tables().lookup_stats().prefetched == 1 &&
+         client.tables().lookup_stats().prefetch_hits == 0);
 }
 
 void TestRefusals() {

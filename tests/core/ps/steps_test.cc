@@ -118,7 +118,7 @@ void TestReduce() {
         ps::Tensor none{DType::kFloat32, 0, {}};
         ps::Tensor number{DType::kInt64, 1, Hold<int64_t>({rank})};
         EXPECT_OK(Call([&](ps::Done done) {
-          worker.client().Reduce(key, {floats, none, number}, std::move(done));
+          worker.client().averaging().Reduce(key, {floats, none, number}, std::move(done));
         }));
         EXPECT(*static_cast<Floats*>(floats.values.owner.get()) == Filled(5000, 3 * base + 30));
         EXPECT(*reinterpret_cast<int64_t*>(number.values.data) == 3);

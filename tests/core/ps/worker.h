@@ -91,13 +91,15 @@ class Worker {
       spec.elements += counts[i];
     }
     int id = -1;
-    EXPECT_OK(client_->AddParameter(std::move(spec), &id));
+    EXPECT_OK(client_->parameters().Add(std::move(spec), &id));
     return id;
   }
 
   template <typename T>
   Status Create(int parameter, std::vector<T> values) {
-    return Call([&](ps::Done done) { client_->Create(parameter, Hold(std::move(values)), done); });
+    return Call([&](ps::Done done) {
+      client_->parameters().Create(parameter, Hold(std::move(values)), done);
+    });
   }
   // Adds and creates a parameter of one shard.
   template <typename T>
@@ -117,15 +119,16 @@ class Worker {
     const auto allocate = [this](int parameter) -> ps::Memory {
       allocated.push_back(parameter);
       if (in_place) {
-        const ps::Memory pulled = client_->Pulled(parameter);
+        const ps::Memory pulled = client_->parameters().Pulled(parameter);
         if (pulled.data != nullptr) return pulled;
       }
-      const ps::ParameterSpec& spec = client_->parameter(parameter);
+      const ps::ParameterSpec& spec = client_->parameters().spec(parameter);
       // Not zeros, so that bytes that are not received show.
       return Hold(std::vector<char>(spec.elements * ByteSize(spec.dtype), 0x55));
     };
-    return Start(
-        [&](ps::Done done) { client_->Pull(parameters, begins_step, allocate, std::move(done)); });
+    return Start([&](ps::Done done) {
+      client_->parameters().Pull(parameters, begins_step, allocate, std::move(done));
+    });
   }
   Status Pull(const std::vector<int>& parameters, bool begins_step = true) {
     Ending ending = StartPull(parameters, begins_step);
@@ -134,8 +137,8 @@ class Worker {
 
   template <typename T = float>
   std::vector<T> Value(int parameter) {
-    const ps::Memory pulled = client_->Pulled(parameter);
-    std::vector<T> values(client_->parameter(parameter).elements);
+    const ps::Memory pulled = client_->parameters().Pulled(parameter);
+    std::vector<T> values(client_->parameters().spec(parameter).elements);
     if (values.empty()) return values;
     EXPECT(pulled.data != nullptr);
     std::memcpy(values.data(), pulled.data, values.size() * sizeof(T));
@@ -146,10 +149,10 @@ class Worker {
   Status Push(std::map<int, std::vector<T>> changes) {
     std::vector<ps::Value> values;
     for (auto& [parameter, value] : changes) values.push_back({parameter, Hold(std::move(value))});
-    return Call([&](ps::Done done) { client_->Push(std::move(values), done); });
+    return Call([&](ps::Done done) { client_->parameters().Push(std::move(values), done); });
   }
   Status PushStaged() {
-    return Call([&](ps::Done done) { client_->Push({}, done); });
+    return Call([&](ps::Done done) { client_->parameters().Push({}, done); });
   }
   void Stage(int parameter, std::vector<float> gradient, double learning_rate = 1) {
     ps::StepValues step;
@@ -157,12 +160,12 @@ class Worker {
     ps::Gradient one;
     one.parameter = parameter;
     one.values = Hold(std::move(gradient));
-    client_->Stage(step, {std::move(one)});
+    client_->parameters().Stage(step, {std::move(one)});
   }
   Status BindSgd(const std::vector<int>& parameters) {
     std::vector<ps::Client::Binding> bindings;
     for (const int parameter : parameters) bindings.push_back({parameter, {}, 0});
-    return Call([&](ps::Done done) { client_->Bind({}, std::move(bindings), done); });
+    return Call([&](ps::Done done) { client_->parameters().Bind({}, std::move(bindings), done); });
   }
 
  private:

@@ -111,7 +111,7 @@ int tfdist_ps_client_add_parameter(int64_t handle, const char* name, int dtype, 
     for (int i = 0; i < shard_count; ++i) {
       spec.shards.push_back({servers[i], names[i], firsts[i], counts[i]});
     }
-    return client.AddParameter(std::move(spec), id);
+    return client.parameters().Add(std::move(spec), id);
   });
 }
 
@@ -128,12 +128,14 @@ int tfdist_ps_client_bind(int64_t handle, const ps::OptimizerConfig* config, int
       bindings[i].weight_decay = weight_decays[i];
       slots += slot_counts[i];
     }
-    return Wait([&](ps::Done done) { client.Bind(*config, std::move(bindings), std::move(done)); });
+    return Wait([&](ps::Done done) {
+      client.parameters().Bind(*config, std::move(bindings), std::move(done));
+    });
   });
 }
 
 void tfdist_ps_client_exclude(int64_t handle, int parameter) {
-  if (const auto client = FindClient(handle)) client->Exclude(parameter);
+  if (const auto client = FindClient(handle)) client->parameters().Exclude(parameter);
 }
 
 // Adds a table, and creates it where it does not exist. With `resets_slots`, a table that was
@@ -141,27 +143,28 @@ void tfdist_ps_client_exclude(int64_t handle, int parameter) {
 int tfdist_ps_client_create_table(int64_t handle, const char* name, const ps::TableConfig* config,
                                   bool resets_slots, int* table, char* error, size_t error_size) {
   return CallClient(handle, error, error_size, [&](Client& client) {
-    *table = client.AddTable(name, *config, resets_slots);
-    return Wait([&](ps::Done done) { client.CreateTable(*table, std::move(done)); });
+    *table = client.tables().Add(name, *config, resets_slots);
+    return Wait([&](ps::Done done) { client.tables().Create(*table, std::move(done)); });
   });
 }
 
 // The number of lookups of a group and level, in each execution.
 void tfdist_ps_client_set_lookup_group(int64_t handle, int64_t group, int level, uint64_t size) {
   if (const auto client = FindClient(handle))
-    client->lookups().groups().SetSize(group, level, size);
+    client->tables().lookups().groups().SetSize(group, level, size);
 }
 
 // Caches up to `rows` rows of a table on this worker, each for `steps` steps.
 int tfdist_ps_client_set_cache(int64_t handle, int table, uint64_t rows, uint64_t steps,
                                char* error, size_t error_size) {
-  return CallClient(handle, error, error_size,
-                    [&](Client& client) { return client.lookups().SetCache(table, rows, steps); });
+  return CallClient(handle, error, error_size, [&](Client& client) {
+    return client.tables().lookups().SetCache(table, rows, steps);
+  });
 }
 
 void tfdist_ps_client_lookup_stats(int64_t handle, ps::LookupStats* stats) {
   const auto client = FindClient(handle);
-  *stats = client == nullptr ? ps::LookupStats() : client->lookup_stats();
+  *stats = client == nullptr ? ps::LookupStats() : client->tables().lookup_stats();
 }
 
 // The records of data tasks that pushes train; see client/operations/task_commits.h. `numbers`: for
@@ -175,15 +178,15 @@ void tfdist_ps_client_add_batch(int64_t handle, uint64_t stream, const uint64_t*
     commit = {numbers[0], numbers[1], numbers[2]};
     numbers += 3;
   }
-  client->commits().Add(stream, std::move(batch));
+  client->commits().tasks().Add(stream, std::move(batch));
 }
 
 void tfdist_ps_client_forget_stream(int64_t handle, uint64_t stream) {
-  if (const auto client = FindClient(handle)) client->commits().Forget(stream);
+  if (const auto client = FindClient(handle)) client->commits().tasks().Forget(stream);
 }
 
 void tfdist_ps_client_begin_steps(int64_t handle, uint64_t stream, uint64_t steps) {
-  if (const auto client = FindClient(handle)) client->commits().BeginSteps(stream, steps);
+  if (const auto client = FindClient(handle)) client->commits().tasks().BeginSteps(stream, steps);
 }
 
 // The number of refused batches since the last call. Writes at most `max_leases` of the leases of
@@ -192,7 +195,7 @@ uint64_t tfdist_ps_client_take_refused(int64_t handle, uint64_t* leases, uint64_
                                        uint64_t* count) {
   const auto client = FindClient(handle);
   std::vector<uint64_t> found;
-  const uint64_t refused = client == nullptr ? 0 : client->commits().TakeRefused(&found);
+  const uint64_t refused = client == nullptr ? 0 : client->commits().tasks().TakeRefused(&found);
   *count = std::min<uint64_t>(found.size(), max_leases);
   std::copy_n(found.begin(), *count, leases);
   return refused;
@@ -206,14 +209,14 @@ int tfdist_ps_client_resolve(int64_t handle, uint64_t job, uint64_t generation, 
   return CallClient(handle, error, error_size, [&](Client& client) {
     ps::ResolveRequest resolve{{job, generation, units}, {workers, workers + count}};
     const Status status =
-        Wait([&](ps::Done done) { client.Resolve(std::move(resolve), std::move(done)); });
+        Wait([&](ps::Done done) { client.commits().Resolve(std::move(resolve), std::move(done)); });
     *refused = status.code() == StatusCode::kFailedPrecondition;
     return status;
   });
 }
 
 void tfdist_ps_client_begin_unit(int64_t handle, uint64_t number) {
-  if (const auto client = FindClient(handle)) client->BeginUnit(number);
+  if (const auto client = FindClient(handle)) client->commits().BeginUnit(number);
 }
 
 // As Client::RepeatCommit; `open`: a server waits for other members' commits.
@@ -221,17 +224,18 @@ int tfdist_ps_client_repeat_commit(int64_t handle, bool* open, char* error, size
   *open = false;
   return CallClient(handle, error, error_size, [&](Client& client) {
     return Wait([&](ps::Done done) {
-      client.RepeatCommit([&, done](const Status& status, const ps::CommitOutcome& outcome) {
-        *open = outcome.open;
-        done(status);
-      });
+      client.commits().RepeatCommit(
+          [&, done](const Status& status, const ps::CommitOutcome& outcome) {
+            *open = outcome.open;
+            done(status);
+          });
     });
   });
 }
 
 int tfdist_ps_client_push_accumulated(int64_t handle, char* error, size_t error_size) {
   return CallClient(handle, error, error_size,
-                    [](Client& client) { return client.PushAccumulated(); });
+                    [](Client& client) { return client.parameters().PushAccumulated(); });
 }
 
 int tfdist_ps_client_flush(int64_t handle, double timeout_seconds, char* error, size_t error_size) {
@@ -280,7 +284,7 @@ int tfdist_ps_scan_next(int64_t scan, int64_t client_handle, int table, int serv
       return Status(StatusCode::kFailedPrecondition, StrCat("scan ", scan, " has ended"));
     }
     const Status status = Wait([&](ps::Done done) {
-      client.ScanRows(table, server, max_rows, slots, found.get(), std::move(done));
+      client.tables().Scan(table, server, max_rows, slots, found.get(), std::move(done));
     });
     const ps::SavedRows& all = found->rows;
     *more = found->more;
@@ -304,7 +308,7 @@ int tfdist_ps_import_rows(int64_t client_handle, int table, const tfdist_ps_rows
     edit.used = rows->used;
     edit.counts = rows->counts;
     edit.content = rows->content;
-    return Wait([&](ps::Done done) { client.EditRows(table, edit, floats, std::move(done)); });
+    return Wait([&](ps::Done done) { client.tables().Edit(table, edit, floats, std::move(done)); });
   });
 }
 

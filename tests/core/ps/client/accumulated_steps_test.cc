@@ -35,7 +35,7 @@ void TestGradients() {
     some.rows = std::move(indices);
     some.values = Hold(std::move(values));
     some.width = 1;
-    worker.client().Stage({1, 1}, {some});
+    worker.client().parameters().Stage({1, 1}, {some});
     EXPECT_OK(worker.PushStaged());
     EXPECT_OK(worker.client().Flush(kPatience));
   };
@@ -82,8 +82,8 @@ void TestDeltas() {
   EXPECT_OK(worker.Pull({a}));
   EXPECT(worker.Value(a) == Floats{103});
   EXPECT_OK(worker.Push<float>({{a, {104}}}));
-  EXPECT_OK(worker.client().PushAccumulated());
-  EXPECT_OK(worker.client().PushAccumulated());  // nothing is left
+  EXPECT_OK(worker.client().parameters().PushAccumulated());
+  EXPECT_OK(worker.client().parameters().PushAccumulated());  // nothing is left
   EXPECT_OK(worker.client().Flush(kPatience));
   EXPECT(Seen(&other, a) == Floats{104} && worker.client().stats().pushes == 2);
 }
@@ -98,7 +98,8 @@ void TestStepOfTwoParts() {
   for (int step = 0; step < 2; ++step) {
     EXPECT_OK(worker.Pull({a}));
     worker.Stage(a, {1});
-    EXPECT_OK(Call([&](ps::Done done) { worker.client().Push({}, done, /*ends_step=*/false); }));
+    EXPECT_OK(Call(
+        [&](ps::Done done) { worker.client().parameters().Push({}, done, /*ends_step=*/false); }));
     EXPECT_OK(worker.Pull({a}));
     worker.Stage(a, {10});
     EXPECT_OK(worker.PushStaged());
@@ -122,8 +123,8 @@ void TestCommits() {
   server->tasks().Open(1, "a", 0);
   server->tasks().Open(2, "b", 0);
   const auto train = [&](std::vector<TaskCommit> batch) {
-    worker.client().commits().Add(7, std::move(batch));
-    worker.client().commits().BeginSteps(7, 1);
+    worker.client().commits().tasks().Add(7, std::move(batch));
+    worker.client().commits().tasks().BeginSteps(7, 1);
     EXPECT_OK(worker.Pull({a}));
     worker.Stage(a, {1});
     EXPECT_OK(worker.PushStaged());
@@ -144,7 +145,7 @@ void TestCommits() {
   EXPECT(server->tasks().Advance(2, 0) == 6 && worker.client().stats().refused_pushes == 1);
   EXPECT(Seen(&worker, a) == Floats{-3});
   std::vector<uint64_t> leases;
-  EXPECT(worker.client().commits().TakeRefused(&leases) == 1);
+  EXPECT(worker.client().commits().tasks().TakeRefused(&leases) == 1);
   EXPECT(leases == std::vector<uint64_t>({2, 1}) || leases == std::vector<uint64_t>({1, 2}));
   // The step after a refusal fetches.
   const uint64_t pulls = worker.client().stats().pulls;
@@ -155,9 +156,9 @@ void TestCommits() {
   server->tasks().Open(3, "c", 0);
   train({{3, 0, 2}});
   train({{2, 10, 12}});
-  EXPECT_OK(worker.client().PushAccumulated());
+  EXPECT_OK(worker.client().parameters().PushAccumulated());
   EXPECT(server->tasks().Advance(3, 0) == 0 && Seen(&worker, a) == Floats{-4});
-  worker.client().commits().TakeRefused(&leases);
+  worker.client().commits().tasks().TakeRefused(&leases);
   EXPECT(leases == std::vector<uint64_t>{3});
 }
 

@@ -69,8 +69,8 @@ void TestFirstCreatorWins() {
     EXPECT_OK(worker->Pull({a}));
     EXPECT(worker->Value(a) == Floats({1 + 1 + 10, 2 + 2 + 20}));
   }
-  EXPECT(second.client().TakePulled(also).data != nullptr);
-  EXPECT(second.client().Pulled(also).data == nullptr);
+  EXPECT(second.client().parameters().TakePulled(also).data != nullptr);
+  EXPECT(second.client().parameters().Pulled(also).data == nullptr);
   EXPECT_STATUS(second.Push<float>({{also, {0, 0}}}), StatusCode::kFailedPrecondition);
   EXPECT_OK(second.Pull({also}));
   EXPECT(second.Value(also) == Floats({12, 24}));
@@ -121,26 +121,26 @@ void TestGradients() {
   rows.values = Hold<float>({1, 2, 10, 20, 3, 4});
   rows.rows = {1, 0, 1};
   rows.width = 2;
-  worker.client().Stage({}, {rows});
+  worker.client().parameters().Stage({}, {rows});
   EXPECT_OK(worker.PushStaged());
   EXPECT_OK(worker.Pull({a, b}));
   EXPECT(worker.Value(a) == Floats({0.5, 2, 2.5, 4}));  // the learning rate was 0
-  worker.client().Stage({1, 1}, {rows});
+  worker.client().parameters().Stage({1, 1}, {rows});
   rows.rows.clear();
   rows.values = {};
-  worker.client().Stage({1, 1}, {rows});
+  worker.client().parameters().Stage({1, 1}, {rows});
   EXPECT_OK(worker.PushStaged());
   EXPECT_OK(worker.Pull({a, b}));
   EXPECT(worker.Value(a) == Floats({-9.5, -18, -1.5, -2}));
   EXPECT(worker.client().stats().pushes == 3);
 
   rows.rows = {2};
-  worker.client().Stage({}, {rows});
+  worker.client().parameters().Stage({}, {rows});
   const Status beyond = worker.PushStaged();
   EXPECT_STATUS(beyond, StatusCode::kInvalidArgument);
   EXPECT_CONTAINS(beyond.message(), "received row 2");
   rows.width = 3;
-  worker.client().Stage({}, {rows});
+  worker.client().parameters().Stage({}, {rows});
   EXPECT_STATUS(worker.PushStaged(), StatusCode::kInvalidArgument);
 }
 
@@ -190,7 +190,7 @@ void TestSplitParameter() {
     Floats& values = *static_cast<Floats*>(rows.values.owner.get());
     std::fill_n(values.begin() + 20000 * i, 20000, static_cast<float>(i + 1));
   }
-  worker.client().Stage({1, 1}, {rows});
+  worker.client().parameters().Stage({1, 1}, {rows});
   EXPECT_OK(worker.PushStaged());
   EXPECT_OK(worker.Pull({split}));
   for (size_t i = 0; i < expected.size(); ++i) {
@@ -208,8 +208,9 @@ void TestSetAndExclude() {
   const int slot = worker.Make<float>("slot", {0, 0});
   EXPECT(other.Make<float>("a", {1, 2}) == a);
   EXPECT_OK(worker.Pull({a}));
-  EXPECT_OK(Call(
-      [&](ps::Done done) { worker.client().Set({{a, Hold<float>({7, 8})}}, std::move(done)); }));
+  EXPECT_OK(Call([&](ps::Done done) {
+    worker.client().parameters().Set({{a, Hold<float>({7, 8})}}, std::move(done));
+  }));
   EXPECT(worker.Value(a) == Floats({7, 8}));
   EXPECT_OK(worker.PushStaged());  // pushes nothing
   EXPECT_OK(other.Pull({a}));
@@ -219,9 +220,11 @@ void TestSetAndExclude() {
 
   ps::OptimizerConfig momentum;
   momentum.momentum = 0.5;
-  EXPECT_OK(Call(
-      [&](ps::Done done) { worker.client().Bind(momentum, {{a, {slot}, 0}}, std::move(done)); }));
-  EXPECT(worker.client().IsExcluded(slot) && !worker.client().IsExcluded(a));
+  EXPECT_OK(Call([&](ps::Done done) {
+    worker.client().parameters().Bind(momentum, {{a, {slot}, 0}}, std::move(done));
+  }));
+  EXPECT(worker.client().parameters().IsExcluded(slot) &&
+         !worker.client().parameters().IsExcluded(a));
   worker.Stage(a, {1, 2});
   EXPECT_OK(worker.PushStaged());
   EXPECT_OK(worker.Pull({a, slot}));

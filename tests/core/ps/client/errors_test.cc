@@ -60,7 +60,7 @@ void TestUnreadableMemory() {
   ps::Gradient gradient;
   gradient.parameter = a;
   gradient.values = {static_cast<char*>(memory), owner};
-  worker.client().Stage({}, {std::move(gradient)});
+  worker.client().parameters().Stage({}, {std::move(gradient)});
   EXPECT_OK(worker.PushStaged());
   EXPECT_STATUS(worker.client().Flush(0.2), StatusCode::kDeadlineExceeded);
   EXPECT(server->stats().pushes == 0);

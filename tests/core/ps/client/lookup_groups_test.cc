@@ -37,7 +37,7 @@ void TestGroups() {
   PendingLookup last = StartLookup(job, one, table, 4);
   for (PendingLookup* each : {&a, &c, &last}) EXPECT_OK(Wait(each->ending));
   EXPECT(LookupJob::Values(c.rows, 2) == First({3}, 2));
-  EXPECT(job.client().lookup_stats().lookups == 1);
+  EXPECT(job.client().tables().lookup_stats().lookups == 1);
   // A cancelled lookup ends, also if it is cancelled before it is added.
   job.lookups().groups().Cancel(b.member);
   EXPECT_STATUS(Wait(b.ending), StatusCode::kCancelled);
@@ -108,7 +108,7 @@ Prefetch Begin(LookupJob& job, uint64_t owner, std::vector<ps::TableLookup> look
 void TestPrefetch() {
   LookupJob job(2);
   const int table = job.Make(2), other = job.Make(3);
-  const auto hits = [&] { return job.client().lookup_stats().prefetch_hits; };
+  const auto hits = [&] { return job.client().tables().lookup_stats().prefetch_hits; };
   Prefetch first = Begin(job, 1, {{table, {1, 2, 1}, {}}, {table, {3}, {}}, {other, {4}, {}}});
   EXPECT_OK(Wait(first.begun));
   // The next prefetch of the same owner and table waits.
@@ -165,7 +165,7 @@ void TestUnusedPrefetch() {
   EXPECT_OK(Wait(next.begun));
   EXPECT(std::chrono::steady_clock::now() - start >= std::chrono::duration<double>(kSeconds));
   EXPECT(job.Lookup(table, {2}, 2) == First({2}, 2));
-  EXPECT(job.client().lookup_stats().prefetch_hits == 1);
+  EXPECT(job.client().tables().lookup_stats().prefetch_hits == 1);
 }
 
 // A pipeline that is one batch ahead of the steps, and does not wait for rows.
@@ -180,7 +180,7 @@ void TestPipeline() {
     }
   });
   for (int64_t i = 0; i < kSteps; ++i) {
-    while (job.client().lookup_stats().prefetched < static_cast<uint64_t>(i + 1)) {
+    while (job.client().tables().lookup_stats().prefetched < static_cast<uint64_t>(i + 1)) {
       std::this_thread::yield();
     }
     const Floats rows = job.Lookup(table, {i, i + 1}, 2);
@@ -188,7 +188,7 @@ void TestPipeline() {
     job.Step(table, {i + kSteps + 2}, 2);
   }
   pipeline.join();
-  EXPECT(job.client().lookup_stats().prefetch_hits == kSteps);
+  EXPECT(job.client().tables().lookup_stats().prefetch_hits == kSteps);
 }
 
 void Main() {

@@ -30,18 +30,19 @@ struct LookupJob {
     }
   }
   int Make(uint32_t width) {
-    const int table = client().AddTable(StrCat("table ", tables++), Random(width));
-    EXPECT_OK(Call([&](ps::Done done) { client().CreateTable(table, done); }));
+    const int table = client().tables().Add(StrCat("table ", tables++), Random(width));
+    EXPECT_OK(Call([&](ps::Done done) { client().tables().Create(table, done); }));
     return table;
   }
   ps::Client& client() { return worker.client(); }
-  ps::Lookups& lookups() { return worker.client().lookups(); }
+  ps::Lookups& lookups() { return worker.client().tables().lookups(); }
 
   Floats Lookup(int table, const Ids& ids, size_t width, bool training = true,
                 DType wire = DType::kFloat32) {
     const ps::Memory rows = Hold(Floats(ids.size() * width, -7));
-    EXPECT_OK(
-        Call([&](ps::Done done) { client().Lookup({{table, ids, rows, wire}}, training, done); }));
+    EXPECT_OK(Call([&](ps::Done done) {
+      client().tables().Lookup({{table, ids, rows, wire}}, training, done);
+    }));
     return Values(rows, ids.size() * width);
   }
   static Floats Values(const ps::Memory& rows, size_t count) {
@@ -50,7 +51,7 @@ struct LookupJob {
   }
   // A step that adds 1 to all elements of these rows.
   void Step(int table, const Ids& ids, size_t width) {
-    client().StageRows({1, 1}, {table, ids, Hold(Floats(ids.size() * width, -1))});
+    client().parameters().StageRows({1, 1}, {table, ids, Hold(Floats(ids.size() * width, -1))});
     EXPECT_OK(worker.PushStaged());
     EXPECT_OK(client().Flush(kPatience));
   }

@@ -18,11 +18,11 @@ void TestEqualIds(int servers, bool lend) {
   for (int64_t i = 0; i < 900; ++i) many.push_back(i * i % 101);
   const ps::Memory rows = Hold(Floats(1500 * 40, -7)), more = Hold(Floats(900 * 40, -7));
   EXPECT_OK(Call([&](ps::Done done) {
-    job.client().Lookup({{table, ids, rows}, {table, many, more}}, true, done);
+    job.client().tables().Lookup({{table, ids, rows}, {table, many, more}}, true, done);
   }));
   EXPECT(LookupJob::Values(rows, 1500 * 40) == First(ids, 40));
   EXPECT(LookupJob::Values(more, 900 * 40) == First(many, 40));
-  const ps::LookupStats stats = job.client().lookup_stats();
+  const ps::LookupStats stats = job.client().tables().lookup_stats();
   const std::set<int64_t> all = [&] {
     std::set<int64_t> set(ids.begin(), ids.end());
     set.insert(many.begin(), many.end());
@@ -44,8 +44,8 @@ void TestGradientsOfEqualIds(int servers, bool lend) {
     sums[ids.back()] += static_cast<float>(i);
     gradients.insert(gradients.end(), 40, static_cast<float>(i));
   }
-  job.client().StageRows({1, 1}, {table, ids, Hold(gradients)});
-  job.client().StageRows({1, 1}, {table, {ids[3]}, Hold(Floats(40, 0.5f))});
+  job.client().parameters().StageRows({1, 1}, {table, ids, Hold(gradients)});
+  job.client().parameters().StageRows({1, 1}, {table, {ids[3]}, Hold(Floats(40, 0.5f))});
   sums[ids[3]] += 0.5f;
   EXPECT_OK(job.worker.PushStaged());
   const Floats first = First(ids, 40), rows = job.Lookup(table, ids, 40);
@@ -67,7 +67,7 @@ void TestShortFloats() {
     EXPECT(rows == rounded(exact));
     EXPECT(rows != exact);
     const Floats gradients = First({11, 12, 13}, 7);
-    job.client().StageRows({1, 1}, {table, {1, 2, 3}, Hold(gradients), wire});
+    job.client().parameters().StageRows({1, 1}, {table, {1, 2, 3}, Hold(gradients), wire});
     EXPECT_OK(job.worker.PushStaged());
     const Floats sent = rounded(gradients), after = job.Lookup(table, {1, 2, 3}, 7);
     for (size_t i = 0; i < after.size(); ++i) EXPECT(after[i] == exact[i] - sent[i]);
@@ -94,19 +94,19 @@ void TestCache() {
     job.Step(table, {1, 2, 3}, 3);
   }
   EXPECT(job.Lookup(table, ids, 3) == First(ids, 3, 3));
-  const ps::LookupStats stats = job.client().lookup_stats();
+  const ps::LookupStats stats = job.client().tables().lookup_stats();
   EXPECT(stats.cache_lookups == 15 && stats.cache_hits == 9);
   // A full cache keeps frequently used rows.
   const int large = job.Make(2);
   EXPECT_OK(job.lookups().SetCache(large, 64, 2));
   for (int i = 0; i < 20; ++i) job.Lookup(large, {1, 2}, 2);
   for (int64_t i = 100; i < 400; ++i) EXPECT(job.Lookup(large, {i}, 2) == First({i}, 2));
-  const uint64_t hits = job.client().lookup_stats().cache_hits;
+  const uint64_t hits = job.client().tables().lookup_stats().cache_hits;
   job.Lookup(large, {1, 2}, 2);
-  EXPECT(job.client().lookup_stats().cache_hits == hits + 2);
+  EXPECT(job.client().tables().lookup_stats().cache_hits == hits + 2);
   EXPECT_OK(job.lookups().SetCache(table, 0, 0));
   EXPECT(job.Lookup(table, {1}, 3) == First({1}, 3, 3));
-  EXPECT(job.client().lookup_stats().cache_hits == hits + 2);
+  EXPECT(job.client().tables().lookup_stats().cache_hits == hits + 2);
 }
 
 void Main() {

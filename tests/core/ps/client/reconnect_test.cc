@@ -40,7 +40,7 @@ struct Route {
     worker.Stage(weights, Filled(6 * scale, -1.0f));
     EXPECT_OK(Call([&](ps::Done done) {
       const auto value = static_cast<float>(steps);
-      worker.client().Push(
+      worker.client().parameters().Push(
           {{split, Hold(Filled(8 * scale, value))}, {count, Hold<int64_t>({steps})}},
           std::move(done));
     }));
@@ -121,8 +121,8 @@ void TestCutOfAnEdit() {
   ps::TableConfig config;
   int table = -1;
   for (Worker* worker : {&unlucky, &other}) {
-    table = worker->client().AddTable("t", config);
-    EXPECT_OK(Call([&](ps::Done done) { worker->client().CreateTable(table, done); }));
+    table = worker->client().tables().Add("t", config);
+    EXPECT_OK(Call([&](ps::Done done) { worker->client().tables().Create(table, done); }));
   }
   const auto edit = [&](Worker& worker, float value) {
     return Start([&](ps::Done done) {
@@ -132,14 +132,14 @@ void TestCutOfAnEdit() {
       edit.count = 1;
       edit.ids = &id;
       edit.content = &value;
-      worker.client().EditRows(table, edit, 1, std::move(done));
+      worker.client().tables().Edit(table, edit, 1, std::move(done));
     });
   };
   const auto value = [&] {
     float row = 0;
     uint8_t found = 0;
     EXPECT_OK(Call([&](ps::Done done) {
-      other.client().FindRows(table, {3}, {&found, &row, nullptr}, std::move(done));
+      other.client().tables().Find(table, {3}, {&found, &row, nullptr}, std::move(done));
     }));
     return row;
   };

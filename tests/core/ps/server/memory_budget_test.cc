@@ -132,8 +132,8 @@ class Tables {
   Tables(const ps::Server& server, int rank) : worker_(rank, 2) { worker_.Connect(server); }
 
   int Create(const std::string& name, const ps::TableConfig& config) {
-    const int table = worker_.client().AddTable(name, config);
-    EXPECT_OK(Call([&](ps::Done done) { worker_.client().CreateTable(table, done); }));
+    const int table = worker_.client().tables().Add(name, config);
+    EXPECT_OK(Call([&](ps::Done done) { worker_.client().tables().Create(table, done); }));
     return table;
   }
   Status Lookup(int table, int64_t first, size_t count, bool training = true) {
@@ -141,14 +141,15 @@ class Tables {
     for (size_t i = 0; i < count; ++i) ids[i] = first + static_cast<int64_t>(i);
     const ps::Memory rows = Hold(Floats(count * kWidth));
     return Call([&](ps::Done done) {
-      worker_.client().Lookup({{table, std::move(ids), rows}}, training, done);
+      worker_.client().tables().Lookup({{table, std::move(ids), rows}}, training, done);
     });
   }
   Status Push(int table, int64_t first, size_t count) {
     Ids ids(count);
     for (size_t i = 0; i < count; ++i) ids[i] = first + static_cast<int64_t>(i);
     EXPECT_OK(worker_.Pull({}));
-    worker_.client().StageRows({1, 1}, {table, std::move(ids), Hold(Floats(count * kWidth, 1))});
+    worker_.client().parameters().StageRows(
+        {1, 1}, {table, std::move(ids), Hold(Floats(count * kWidth, 1))});
     EXPECT_OK(worker_.PushStaged());
     return worker_.client().Flush(kPatience);
   }
@@ -203,8 +204,8 @@ void TestRows() {
   // A new table needs memory as well.
   ps::TableConfig counting = Constant(kWidth, 0);
   counting.min_count = 2;
-  const int more = first.worker().client().AddTable("items", counting);
-  const Status made = Call([&](ps::Done d) { first.worker().client().CreateTable(more, d); });
+  const int more = first.worker().client().tables().Add("items", counting);
+  const Status made = Call([&](ps::Done d) { first.worker().client().tables().Create(more, d); });
   EXPECT_STATUS(made, StatusCode::kResourceExhausted);
   EXPECT_CONTAINS(made.message(), "the creation of table 'items' needs 8.1M more");
   EXPECT(server->tables().size() == 1);

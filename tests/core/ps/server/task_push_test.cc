@@ -284,15 +284,17 @@ void TestClient() {
   EXPECT_OK(worker.Create(a, Floats{0}));
   EXPECT_OK(worker.Create(b, Floats{0}));
   for (const int parameter : {a, b}) {
-    EXPECT_OK(Call(
-        [&](ps::Done done) { worker.client().Bind({}, {{parameter, {}, 0}}, std::move(done)); }));
+    EXPECT_OK(Call([&](ps::Done done) {
+      worker.client().parameters().Bind({}, {{parameter, {}, 0}}, std::move(done));
+    }));
   }
-  ps::TaskCommits& commits = worker.client().commits();
+  ps::TaskCommits& commits = worker.client().commits().tasks();
   const auto step = [&](bool ends_step = true) {
     EXPECT_OK(worker.Pull({a, b}));
     worker.Stage(a, {1});
     worker.Stage(b, {1});
-    EXPECT_OK(Call([&](ps::Done done) { worker.client().Push({}, std::move(done), ends_step); }));
+    EXPECT_OK(Call(
+        [&](ps::Done done) { worker.client().parameters().Push({}, std::move(done), ends_step); }));
     EXPECT_OK(worker.client().Flush(kPatience));
     EXPECT_OK(worker.Pull({a, b}, false));
     return std::pair(worker.Value(a)[0], worker.Value(b)[0]);

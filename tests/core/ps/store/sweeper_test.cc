@@ -27,11 +27,12 @@ void TestSweeper() {
   const auto server = StartServer(AsyncJob(1));
   Worker worker(0);
   worker.Connect(*server);
-  const int table = worker.client().AddTable("t", config);
-  EXPECT_OK(Call([&](ps::Done done) { worker.client().CreateTable(table, done); }));
+  const int table = worker.client().tables().Add("t", config);
+  EXPECT_OK(Call([&](ps::Done done) { worker.client().tables().Create(table, done); }));
   const ps::Memory rows = Hold(std::vector<float>(3));
-  EXPECT_OK(
-      Call([&](ps::Done done) { worker.client().Lookup({{table, {1, 2, 3}, rows}}, true, done); }));
+  EXPECT_OK(Call([&](ps::Done done) {
+    worker.client().tables().Lookup({{table, {1, 2, 3}, rows}}, true, done);
+  }));
   const auto deadline = Clock::now() + std::chrono::seconds(20);
   while (server->tables()[0]->stats().rows > 0) {
     EXPECT(Clock::now() < deadline);

@@ -59,8 +59,8 @@ class Job {
     worker_->Connect(*server_);
     ps::TableConfig config = Constant(1, 0);
     config.ttl_seconds = kTtl;
-    table_ = worker_->client().AddTable("t", config);
-    EXPECT_OK(Call([&](ps::Done done) { worker_->client().CreateTable(table_, done); }));
+    table_ = worker_->client().tables().Add("t", config);
+    EXPECT_OK(Call([&](ps::Done done) { worker_->client().tables().Create(table_, done); }));
   }
   // Starts, and creates row 1, which is about to expire, and row 2.
   void MakeOldAndNewRow(Machine* machine) {
@@ -71,12 +71,13 @@ class Job {
   }
   void Lookup(const Ids& ids) {
     const ps::Memory rows = Hold(Floats(ids.size()));
-    EXPECT_OK(
-        Call([&](ps::Done done) { worker_->client().Lookup({{table_, ids, rows}}, true, done); }));
+    EXPECT_OK(Call([&](ps::Done done) {
+      worker_->client().tables().Lookup({{table_, ids, rows}}, true, done);
+    }));
   }
   void Push(const Ids& ids) {
     EXPECT_OK(worker_->Pull({}));
-    worker_->client().StageRows({1, 1}, {table_, ids, Hold(Floats(ids.size(), 1))});
+    worker_->client().parameters().StageRows({1, 1}, {table_, ids, Hold(Floats(ids.size(), 1))});
     EXPECT_OK(worker_->PushStaged());
     EXPECT_OK(worker_->client().Flush(kPatience));
   }
