@@ -71,7 +71,7 @@ Status Client::Connect(int server, const std::string& address, const Key& key, u
   Hello hello;
   hello.generation = generation;
   hello.rank = static_cast<uint32_t>(options_.worker);
-  Status status = handshake.Begin(address, options_.lend, key, hello);
+  Status status = handshake.Begin(address, options_.expose, key, hello);
   if (status.ok()) {
     std::vector<BoundOptimizer> optimizers;
     ResolveRequest resolve;
