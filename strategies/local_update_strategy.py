@@ -21,7 +21,8 @@ from tfdist.internals.tensorflow import CommunicationImplementation, distribute_
 from tfdist.job import process
 from tfdist.job.start import start
 from tfdist.rules import EASGD, ModelAveraging, Rule, StreamingDiLoCo
-from tfdist.strategies._extended.local_update import ElasticLocalUpdateExtended, LocalUpdateExtended
+from tfdist.strategies._extended.elastic_local_update import ElasticLocalUpdateExtended
+from tfdist.strategies._extended.local_update import LocalUpdateExtended
 from tfdist.strategies._local_updates.centre import Centre
 from tfdist.strategies._local_updates.local_updates import LocalUpdates
 from tfdist.strategies._local_updates.saved_state import LocalState

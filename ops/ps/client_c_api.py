@@ -20,7 +20,7 @@ class ClientOptions(ctypes.Structure):
         ("process", ctypes.c_uint64),
         ("servers", ctypes.c_int),
         ("timeout_seconds", ctypes.c_double),
-        ("lend", ctypes.c_bool),
+        ("expose", ctypes.c_bool),
         ("n_push", ctypes.c_int),
         ("n_fetch", ctypes.c_int),
     ]

@@ -18,7 +18,6 @@ from tfdist.internals.tensorflow import (
     regroup,
     select_replica,
 )
-from tfdist.strategies._extended.elastic import ElasticExtended
 from tfdist.strategies._extended.multi_worker_mirrored import (
     MultiWorkerMirroredExtended,
     is_end_of_data_check,
@@ -119,10 +118,6 @@ class LocalUpdateExtended(MultiWorkerMirroredExtended):
                 f"of {variables[0].name!r}"
             )
         return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
-
-
-class ElasticLocalUpdateExtended(LocalUpdateExtended, ElasticExtended):
-    """The same in an elastic job; needs other workers for synchronizations alone."""
 
 
 def _is_statistic(variable: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The internals of TensorFlow and Keras are imported in few files, which a new release may break."""
+"""Internals of TensorFlow and Keras, which a new release may break, are imported in few files."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfdist.config.cluster import Cluster
-    from tfdist.config.environments.launched import Found
+    from tfdist.config.environments.launched import DetectedCluster
 
 DESCRIPTION = """\
 Prints the cluster that 'python train.py' would find here: which variables describe it, which ones
@@ -46,24 +46,26 @@ def run(chosen: argparse.Namespace) -> int:
     from tfdist.errors import ClusterConfigError
 
     try:
-        found = environments.find()
-        cluster = None if found.exchange is not None else Cluster.from_found(found)
+        detected = environments.detect()
+        cluster = None if detected.exchange is not None else Cluster.from_detected(detected)
         wanted = Settings.from_environment().interface
         interface = None if wanted is None else f"{wanted} ({network.select(wanted)})"
     except ClusterConfigError as error:
         print(f"tfdist env: error: {printable(str(error))}", file=sys.stderr)
         return 1
-    fields = _fields(found, cluster, interface)
+    fields = _fields(detected, cluster, interface)
     print(json.dumps(fields, indent=2) if chosen.json else printable(_text(fields)))
     return 0
 
 
-def _fields(found: Found, cluster: Cluster | None, interface: str | None) -> dict[str, Any]:
-    exchange = found.exchange
+def _fields(
+    detected: DetectedCluster, cluster: Cluster | None, interface: str | None
+) -> dict[str, Any]:
+    exchange = detected.exchange
     fields: dict[str, Any] = {
-        "source": found.source,
-        "notes": list(found.notes),
-        "warnings": list(found.warnings),
+        "source": detected.source,
+        "notes": list(detected.notes),
+        "warnings": list(detected.warnings),
         "task": None,
         "rank": None,
         "world_size": None,

@@ -20,7 +20,7 @@ from typing import Any
 
 from tfdist import _providers
 from tfdist.config import environments, validation
-from tfdist.config.environments.launched import Found
+from tfdist.config.environments.launched import DetectedCluster
 from tfdist.config.validation import ROLES, show
 from tfdist.errors import ClusterConfigError
 
@@ -107,34 +107,36 @@ class Cluster:
           TfdistError: rank 0 could not be asked.
         """
         environ = os.environ if environ is None else environ
-        found = environments.find(environ)
-        _log_once(f"the cluster comes from {found.source}: {'; '.join(found.notes)}", logging.INFO)
-        for warning in found.warnings:
+        detected = environments.detect(environ)
+        _log_once(
+            f"the cluster comes from {detected.source}: {'; '.join(detected.notes)}", logging.INFO
+        )
+        for warning in detected.warnings:
             _log_once(f"{warning}; this process trains alone", logging.WARNING)
-        exchange = found.exchange
+        exchange = detected.exchange
         if exchange is not None:
             addresses = _providers.provider("exchange_addresses")(exchange, environ)
             tasks = environments.tasks_of(environ, addresses, exchange.index, exchange.servers)
-            found = dataclasses.replace(found, tasks=tasks, exchange=None)
-        return cls.from_found(found)
+            detected = dataclasses.replace(detected, tasks=tasks, exchange=None)
+        return cls.from_detected(detected)
 
     @classmethod
-    def from_found(cls, found: Found) -> Cluster:
+    def from_detected(cls, detected: DetectedCluster) -> Cluster:
         """Returns the cluster that an environment describes.
 
         Args:
-          found: without a exchange, where the addresses are still unknown.
+          detected: without an exchange: all addresses are known.
 
         Raises:
           ClusterConfigError: it describes no cluster.
         """
-        assert found.exchange is None
-        if found.tf_config is not None:
-            return cls.from_tf_config(found.tf_config)
-        if found.tasks is None:
+        assert detected.exchange is None
+        if detected.tf_config is not None:
+            return cls.from_tf_config(detected.tf_config)
+        if detected.tasks is None:
             return cls.local()
-        tasks = found.tasks
-        return cls.from_tasks(tasks.addresses, tasks.role, tasks.index, found.source)
+        tasks = detected.tasks
+        return cls.from_tasks(tasks.addresses, tasks.role, tasks.index, detected.source)
 
     @classmethod
     def from_tf_config(cls, text: str | None) -> Cluster:

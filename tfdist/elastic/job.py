@@ -97,8 +97,8 @@ class Unit:
     equalizes: bool = False
 
 
-class SharedState(Protocol):
-    """What a newcomer receives."""
+class JobState(Protocol):
+    """The state that a newcomer receives."""
 
     def handles(self) -> Sequence[tf.Tensor]:
         """The resources of all variables, in the same order on all members."""
@@ -172,7 +172,7 @@ class ElasticJob:
         self._described: tuple[str, ...] = ()
         self._has_told_notice = False  # in the last step
         self._last = Unit("nothing", lambda: None)  # the last unit of work that was done
-        self.state: SharedState | None = None
+        self.state: JobState | None = None
         self.owed = OwedCalls()
         self._followers: list[Callable[[World, int], None]] = []
         self._change_is_planned = self._member_leaves = False
@@ -409,7 +409,7 @@ class ElasticJob:
             if is_done:
                 return unit.healed()
 
-    def enter(self, state: SharedState) -> bool:
+    def enter(self, state: JobState) -> bool:
         """Joins the members as a newcomer: waits for a unit that admits newcomers.
 
         Args:

@@ -319,7 +319,7 @@ class _Kept:
 
 @dataclasses.dataclass(frozen=True)
 class _SharedState:
-    """A user's state as a `tfdist.elastic.job.State`."""
+    """A user's state as a `tfdist.elastic.job.JobState`."""
 
     state: ObjectState
 

@@ -103,9 +103,9 @@ Status PlanExecutor::Place(int peer, const FrameHeader& chunk, char* scratch,
   } else if (state.done == begin && Ready(state, begin, end)) {
     target->push_back({scratch, end - begin});
   } else {
-    state.aside.emplace_back(new char[end - begin]);
-    ++aside_;
-    target->push_back({state.aside.back().get(), end - begin});
+    state.early.emplace_back(new char[end - begin]);
+    ++early_;
+    target->push_back({state.early.back().get(), end - begin});
   }
   return Status();
 }
@@ -117,7 +117,7 @@ void PlanExecutor::Received(ChunkSender& sender, int peer, const FrameHeader& ch
   const size_t begin = state.arrived, end = begin + chunk.payload_bytes;
   state.arrived = end;
   if (end == state.transfer.bytes) ++queue->next_receive;
-  if (state.aside.empty()) {
+  if (state.early.empty()) {
     if (state.transfer.kind == Transfer::Kind::kCombine) Apply(state, begin, end, scratch);
     MarkDone(&state, end);
   }
@@ -165,14 +165,14 @@ void PlanExecutor::MarkDone(TransferState* state, size_t end) {
   if (end == state->transfer.bytes) --unfinished_;
 }
 
-// Combines the chunks that were stored aside, as far as their operands are ready now.
+// Combines the chunks that came early, as far as their operands are ready now.
 void PlanExecutor::CatchUp(TransferState* state) {
-  while (state->done < state->arrived && !state->aside.empty()) {
+  while (state->done < state->arrived && !state->early.empty()) {
     const size_t begin = state->done, end = std::min(begin + kChunkBytes, state->transfer.bytes);
     if (!Ready(*state, begin, end)) return;
-    Apply(*state, begin, end, state->aside.front().get());
-    state->aside.pop_front();
-    --aside_;
+    Apply(*state, begin, end, state->early.front().get());
+    state->early.pop_front();
+    --early_;
     MarkDone(state, end);
   }
 }
@@ -193,7 +193,7 @@ void PlanExecutor::SendReady(ChunkSender& sender, PeerQueue* queue) {
 
 void PlanExecutor::Advance(ChunkSender& sender) {
   // In order of the plan: a transfer that catches up may complete what a later one waits for.
-  for (size_t i = 0; aside_ > 0 && i < transfers_.size(); ++i) CatchUp(&transfers_[i]);
+  for (size_t i = 0; early_ > 0 && i < transfers_.size(); ++i) CatchUp(&transfers_[i]);
   for (PeerQueue& queue : queues_) SendReady(sender, &queue);
 }
 

@@ -3,8 +3,8 @@
 // A transfer travels in chunks. A chunk may be sent when two conditions hold: everything that
 // earlier transfers of the plan write into its bytes has arrived, and the receiver accepts it,
 // because it has opened the collective or because all that it is sent is small. A received chunk
-// whose own operand is not ready yet is stored aside and combined later. Chunks between two ranks
-// keep the order of the plan.
+// whose own operand is not ready yet is early: it is stored, and combined later. Chunks between two
+// ranks keep the order of the plan.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_PLAN_EXECUTOR_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_PLAN_EXECUTOR_H_
 
@@ -47,10 +47,10 @@ class PlanExecutor : public Collective {
   // A transfer and its progress, in bytes.
   struct TransferState {
     Transfer transfer;
-    size_t arrived = 0;      // received, possibly aside
+    size_t arrived = 0;      // received, early chunks included
     size_t done = 0;         // handed to the sender, or stored in their final memory
     std::vector<int> needs;  // indices of the earlier transfers that write what it reads
-    std::list<std::unique_ptr<char[]>> aside;  // received chunks from `done` on
+    std::list<std::unique_ptr<char[]>> early;  // received chunks from `done` on
   };
   // The transfers with one peer, as indices in the order of the plan.
   struct PeerQueue {
@@ -78,7 +78,7 @@ class PlanExecutor : public Collective {
   std::vector<TransferState> transfers_;
   std::vector<PeerQueue> queues_;
   size_t unfinished_;  // transfers
-  size_t aside_ = 0;   // chunks, of all transfers
+  size_t early_ = 0;   // chunks, of all transfers
 };
 
 }  // namespace tfdist

@@ -257,7 +257,7 @@ void TestShardsAside() {
   const int narrow = worker.Add("unused", {2});
   EXPECT_CONTAINS(worker.Create<float>(narrow, {0, 0}).message(), "'unused': expected float32[1]");
 
-  // Until they train, a snapshot has what is still aside.
+  // Until they train, a snapshot has what is still unclaimed.
   ps::ServerSnapshot next = server->TakeSnapshot();
   EXPECT(next.unclaimed.size() == 2 && next.shards.size() == 2);
   const auto copy = StartServer(AsyncJob(2), next);

@@ -55,10 +55,10 @@ del JOBSET["HOSTNAME"]
 
 
 def roles_of(environ):
-    found = environments.find(environ)
-    assert found.exchange is None and not found.warnings
-    cluster = Cluster.from_found(found)
-    return found.source, cluster.as_dict(), cluster.task_name
+    detected = environments.detect(environ)
+    assert detected.exchange is None and not detected.warnings
+    cluster = Cluster.from_detected(detected)
+    return detected.source, cluster.as_dict(), cluster.task_name
 
 
 def local(first: int, count: int) -> list[str]:
@@ -211,7 +211,7 @@ def test_found(environ, source, tasks, name):
     ],
 )
 def test_what_wins(environ, source):
-    assert environments.find(environ).source == source
+    assert environments.detect(environ).source == source
 
 
 @pytest.mark.parametrize(
@@ -252,9 +252,9 @@ def test_what_wins(environ, source):
     ],
 )
 def test_trains_alone(environ, source, warned, caplog):
-    found = environments.find(environ)
-    assert Cluster.from_found(found) == Cluster.local() and found.source == source
-    assert [warned in text for text in found.warnings] == [True] * bool(warned)
+    detected = environments.detect(environ)
+    assert Cluster.from_detected(detected) == Cluster.local() and detected.source == source
+    assert [warned in text for text in detected.warnings] == [True] * bool(warned)
     cluster_module._log_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert Cluster.from_environment(environ).is_local
@@ -341,8 +341,8 @@ def test_contradictions_and_errors(environ, message):
     ],
 )
 def test_several_hosts_meet_at_rank_0(environ, exchange):
-    found = environments.find(environ)
-    assert (found.tasks, found.tf_config, found.exchange) == (None, None, exchange)
+    detected = environments.detect(environ)
+    assert (detected.tasks, detected.tf_config, detected.exchange) == (None, None, exchange)
     assert exchange.address == f"{exchange.host}:{exchange.first_port + exchange.size}"
 
 
@@ -367,9 +367,9 @@ def test_ports_stay_in_their_range():
 
 
 def test_notes_say_what_was_read_and_ignored():
-    notes = "\n".join(environments.find({**STEP, **OPEN_MPI}).notes)
+    notes = "\n".join(environments.detect({**STEP, **OPEN_MPI}).notes)
     assert "OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=2" in notes
     assert "SLURM_JOB_ID=7 ignored: mpirun has started this process" in notes
-    notes = "\n".join(environments.find({"TF_CONFIG": TF_CONFIG, **STEP, "PMIX_RANK": "x"}).notes)
+    notes = "\n".join(environments.detect({"TF_CONFIG": TF_CONFIG, **STEP, "PMIX_RANK": "x"}).notes)
     assert "SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=3: ignored, since TF_CONFIG is set" in notes
     assert "PMIX_RANK" in notes

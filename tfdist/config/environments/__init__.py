@@ -23,7 +23,7 @@ from typing import Protocol
 
 from tfdist.config.environments import host_exchange, kubernetes, mpi, slurm, torchrun
 from tfdist.config.environments.launched import (
-    Found,
+    DetectedCluster,
     HostExchange,
     LaunchedProcess,
     LaunchedTasks,
@@ -50,7 +50,7 @@ class _Environment(Protocol):
 _ENVIRONMENTS: tuple[_Environment, ...] = (slurm, mpi, kubernetes, torchrun)
 
 
-def find(environ: Mapping[str, str] | None = None) -> Found:
+def detect(environ: Mapping[str, str] | None = None) -> DetectedCluster:
     """Returns what an environment says of the cluster, without asking any other process.
 
     Args:
@@ -95,7 +95,7 @@ def find(environ: Mapping[str, str] | None = None) -> Found:
         # A process that is known to be the only one has nothing to be warned of.
         if alone is not None:
             notes, warnings = [*notes, *warnings], []
-        return Found(source, tuple(notes), tuple(warnings))
+        return DetectedCluster(source, tuple(notes), tuple(warnings))
     environment, launched = chosen
     servers = _servers(environ, launched)
     if environment is slurm or environment is kubernetes:
@@ -105,9 +105,9 @@ def find(environ: Mapping[str, str] | None = None) -> Found:
         addresses, origin = host_exchange.addresses(environ, launched, environment, servers)
     notes = [_described(launched), origin, *notes, *warnings]
     if isinstance(addresses, HostExchange):
-        return Found(launched.launcher, tuple(notes), exchange=addresses)
+        return DetectedCluster(launched.launcher, tuple(notes), exchange=addresses)
     tasks = tasks_of(environ, addresses, launched.index, servers)
-    return Found(launched.launcher, tuple(notes), tasks=tasks)
+    return DetectedCluster(launched.launcher, tuple(notes), tasks=tasks)
 
 
 def tasks_of(
@@ -141,7 +141,7 @@ def tasks_of(
     return LaunchedTasks(tasks, role, task)
 
 
-def _given(environ: Mapping[str, str], text: str) -> Found:
+def _given(environ: Mapping[str, str], text: str) -> DetectedCluster:
     """Returns that `TF_CONFIG` describes the cluster."""
     ignored = []
     for environment in _ENVIRONMENTS:
@@ -152,7 +152,7 @@ def _given(environ: Mapping[str, str], text: str) -> Found:
         else:
             if launched is not None:
                 ignored.append(f"{_described(launched)}: ignored, since TF_CONFIG is set")
-    return Found(TF_CONFIG, ("TF_CONFIG is set", *ignored), tf_config=text)
+    return DetectedCluster(TF_CONFIG, ("TF_CONFIG is set", *ignored), tf_config=text)
 
 
 def _servers(environ: Mapping[str, str], launched: LaunchedProcess) -> int:

@@ -101,7 +101,7 @@ class LaunchedTasks:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class DetectedCluster:
     """The cluster that an environment describes; this process trains alone if nothing does.
 
     Args:

@@ -129,12 +129,12 @@ class ArraySource:
             self._first = ResourceVariable(0, dtype=tf.int64, trainable=False)
 
     def begin_at(self, opened: int, opening: int, batches: int, read: int) -> None:
-        """See `tfdist.data.openings.Source`; leaves batches out before their rows are read."""
+        """See `tfdist.data.openings.BatchSource`; leaves batches out before their rows are read."""
         self._opening.assign(opening)
         self._first.assign(batches)
 
     def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
-        """See `tfdist.data.openings.Source`."""
+        """See `tfdist.data.openings.BatchSource`."""
         return []
 
     def restore(self, position: InputPosition) -> list[str]:
@@ -200,7 +200,7 @@ class PyDatasetSource:
         self.begin_at(0, 1, 0, 0)
 
     def begin_at(self, opened: int, opening: int, batches: int, read: int) -> None:
-        """See `tfdist.data.openings.Source`."""
+        """See `tfdist.data.openings.BatchSource`."""
         self._first = batches
         count = self._data.num_batches
         if count is None:
@@ -211,7 +211,7 @@ class PyDatasetSource:
         self._order = order
 
     def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
-        """See `tfdist.data.openings.Source`."""
+        """See `tfdist.data.openings.BatchSource`."""
         if self.reads_ahead and (self.spans_epochs or self._data.num_batches is None):
             return ["a PyDataset with workers > 1 reads ahead of the end of an epoch"]
         return []

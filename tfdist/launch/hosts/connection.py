@@ -401,7 +401,7 @@ class HostConnection:
 
 
 class RemoteProcess:
-    """A process on another host: a `Process`.
+    """A process on another host: a `TaskProcess`.
 
     Args:
       connection: of its host.

@@ -63,7 +63,7 @@ Status Client::Connect(int server, const std::string& address, const Key& key, u
   Hello hello;
   hello.generation = generation;
   hello.rank = static_cast<uint32_t>(state_.options.worker);
-  Status status = handshake.Begin(address, state_.options.lend, key, hello);
+  Status status = handshake.Begin(address, state_.options.expose, key, hello);
   if (status.ok()) {
     status = ConnectionSetup(server, &handshake, &state_.parameters, &state_.directory)
                  .Run({state_.options.process, parameters_.pushes()}, parameters_.bound(),

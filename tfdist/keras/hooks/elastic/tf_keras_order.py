@@ -90,7 +90,7 @@ class _ArraySource:
     def begin_at(
         self, opened: int, opening: int, batches: int, read: int
     ) -> tf.data.Dataset | None:
-        """See `tfdist.data.openings.Source`."""
+        """See `tfdist.data.openings.BatchSource`."""
         if not batches and self.seed == self._made_with:
             return None
         assert self.dataset_of is not None
@@ -99,7 +99,7 @@ class _ArraySource:
         return dataset.skip(batches) if self._shuffles_batches else dataset
 
     def unknown_order(self, opening: int, draws_are_known: bool = False) -> list[str]:
-        """See `tfdist.data.openings.Source`."""
+        """See `tfdist.data.openings.BatchSource`."""
         return []
 
     def restore(self, position: InputPosition) -> list[str]:

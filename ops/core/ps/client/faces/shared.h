@@ -21,7 +21,7 @@ struct ClientOptions {
   uint64_t process = 0;
   int servers = 1;
   double timeout_seconds = 600;  // of an answer from a connected server
-  bool lend = true;              // whether servers on the same machine read large values in place
+  bool expose = true;            // whether servers on the same machine read large values in place
   // Of an asynchronous job: a worker pushes every n_push steps, and fetches every n_fetch steps.
   int n_push = 1, n_fetch = 1;  // see operations/accumulated_steps.h
 };
