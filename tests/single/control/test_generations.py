@@ -16,8 +16,6 @@ from tfdist.control.members import Generation, Member
 from tfdist.control.messages import MessageError
 from tfdist.control.start_size import StartSize
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):

@@ -21,8 +21,6 @@ from tfdist.control import ControlPlane, messages
 from tfdist.elastic import membership
 from tfdist.errors import AuthenticationError, ClusterConfigError
 
-pytestmark = pytest.mark.timeout(120)
-
 SECRET = b"correct horse battery staple"
 OTHER = b"another battery staple"
 LIMITS = Elastic(1, 4, 2)
