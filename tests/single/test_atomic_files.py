@@ -200,7 +200,7 @@ class Moments:
                     self._order.pop(0)
                     self._turn.notify_all()
                     continue
-                assert self._turn.wait(10)
+                assert self._turn.wait(60)
 
     def _wrapped(self, original):
         def call(*arguments, **options):

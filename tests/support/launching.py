@@ -55,7 +55,7 @@ class Launched:
         """Waits for the next `count` lines of output; returns them as a set."""
         return {self.process.stdout.readline().decode().rstrip("\n") for _ in range(count)}
 
-    def finish(self, timeout=30):
+    def finish(self, timeout=60):
         try:
             out, err = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired as error:
@@ -113,7 +113,7 @@ class Launcher:
             launched.close()
 
 
-def wait_until_gone(pid, timeout=10):
+def wait_until_gone(pid, timeout=60):
     """Waits for the end of a process that need not be our child."""
     try:
         descriptor = os.pidfd_open(pid)

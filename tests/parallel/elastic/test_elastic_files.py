@@ -20,7 +20,8 @@ from support.elastic.file_callbacks import (
     model_of,
     replace_package,
 )
-from support.processes.ranks import PATIENCE, start_ranks
+from support.patience import PATIENCE
+from support.processes.ranks import start_ranks
 from tfdist import ops
 from tfdist.elastic.job import Unit
 from tfdist.keras.callback import Callback

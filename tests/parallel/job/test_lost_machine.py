@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from support.patience import wait_until
 from support.processes.ranks import on_ranks, start_ranks
 from support.ps_job import served
 from support.table_job import Tables
-from support.training.known_gradient import ended_well, wait_until
+from support.training.known_gradient import ended_well
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings

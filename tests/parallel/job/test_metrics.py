@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tfdist
 from support.estimator import estimators
+from support.patience import wait_until
 from support.processes.ranks import on_ranks
 from support.ps_job import meet, on_job
 from tfdist.config.cluster import Cluster
@@ -121,10 +122,7 @@ def test_parameter_servers(ctx):
     if ctx.rank == 0:
         process.current.ps_worker.checkpoint()
         (ctx.tmp_path / "saved").touch()
-    deadline = time.monotonic() + 40
-    while not (ctx.tmp_path / "scraped").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until((ctx.tmp_path / "scraped").exists, "the server's own look")
     return None
 
 
@@ -134,10 +132,7 @@ def scraped_server(ctx, cluster):
 
     def scrape_once():
         try:
-            deadline = time.monotonic() + 40
-            while not (ctx.tmp_path / "saved").exists():
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until((ctx.tmp_path / "saved").exists, "the checkpoint")
             check_server(scrape(exporters[0].port))
         except BaseException as error:
             problems.append(error)
@@ -192,7 +187,7 @@ def test_data_tasks(ctx):
     if ctx.rank == 1:
         assert not states_of(scrape())
         return
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     # Workers report what they have trained now and then.
     while states_of(found := scrape())["pending"]:
         assert time.monotonic() < deadline

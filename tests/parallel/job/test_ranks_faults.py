@@ -120,7 +120,7 @@ def test_waiting_for_a_report_has_a_deadline_and_shows_the_stacks():
         with pytest.raises(AssertionError, match="rank 1 did not report 'step' within 1 s") as e:
             ranks.wait_for(1, "step", timeout=1)
     assert "in hang" in str(e.value)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 100
 
 
 def crash(ctx):

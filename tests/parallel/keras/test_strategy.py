@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from support.patience import wait_until
 from support.processes.ranks import on_ranks
-from support.training.known_gradient import wait_until
 
 
 @on_ranks(2, 3)

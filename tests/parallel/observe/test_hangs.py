@@ -15,9 +15,10 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from support.patience import wait_until
 from support.processes.ranks import start_ranks
 from support.ps_job import roles
-from support.training.known_gradient import go_on, reach, train, wait_until
+from support.training.known_gradient import go_on, reach, train
 from tfdist import ops
 from tfdist.observe import channel, dumps
 from tfdist.observe.explain import explain
@@ -173,7 +174,7 @@ def test_cause(scenario, tmp_path):
 
         def is_explained():
             if scenario in HANGS:
-                answers = channel.ask_all(directory, "a test asks", timeout=10)
+                answers = channel.ask_all(directory, "a test asks", timeout=60)
                 assert all(answer.startswith("written") for answer in answers.values()), answers
             finding = found(directory, kind)
             return (
@@ -183,7 +184,7 @@ def test_cause(scenario, tmp_path):
             )
 
         try:
-            wait_until(is_explained, "the explanation", timeout=10)
+            wait_until(is_explained, "the explanation")
         except AssertionError:
             findings = explain(dumps.read_all(directory))
             pytest.fail("\n".join(f"{one.kind} {one.tasks}: {one.text}" for one in findings))
@@ -199,7 +200,7 @@ def test_dead_server(tmp_path):
         go_on(ranks, 0, 1)
 
         def is_explained():
-            channel.ask_all(directory, "a test asks", timeout=10)
+            channel.ask_all(directory, "a test asks", timeout=60)
             finding = found(directory, "dead")
             return finding is not None and "has waited" in finding.text
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 import tfdist
-from support.training.known_gradient import wait_until
+from support.patience import wait_until
 
 
 class ScriptedLoop:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from support.patience import wait_until
 from support.processes.ranks import RankGroup, start_ranks
 from support.ps_job import roles, served
 from support.table_job import Tables
-from support.training.known_gradient import ended_well, go_on, reach, wait_until
+from support.training.known_gradient import ended_well, go_on, reach
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control.client import ControlClient

@@ -13,7 +13,6 @@ from tfdist.control.clock_client import ClockClient
 from tfdist.control.server import ControlServer
 from tfdist.launch.ports import free_ports
 
-pytestmark = pytest.mark.timeout(60)
 SECRET = b"0123456789abcdef"
 
 

@@ -26,8 +26,6 @@ from tfdist.control.server import ControlServer
 from tfdist.errors import AuthenticationError
 from tfdist.launch.ports import free_ports
 
-pytestmark = pytest.mark.timeout(120)
-
 SECRET = b"correct horse battery staple"
 MOST = 256
 TIMEOUT = 20.0

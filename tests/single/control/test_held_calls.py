@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from support.elastic.control_tasks import Background
 from tfdist.control.held_calls import ClientContext, HeldCalls
-
-pytestmark = pytest.mark.timeout(60)
 
 
 class Held:
@@ -33,7 +29,7 @@ class Held:
         return self.decided
 
     def join(self):
-        self._call.result(timeout=10)
+        self._call.result()
 
 
 def test_each_call_is_woken_alone():

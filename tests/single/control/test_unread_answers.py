@@ -11,7 +11,6 @@ from support.elastic.control_tasks import clusters
 from tfdist.control import messages, server
 from tfdist.control.server import ControlServer
 
-pytestmark = pytest.mark.timeout(60)
 LARGE = 1 << 20
 BODY = messages.encode(messages.StatsRequest(messages.PROTOCOL, 10.0))
 

@@ -6,15 +6,12 @@ import itertools
 import logging
 import math
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 
+from support.patience import wait_until
 from tfdist.control import waiting
 from tfdist.control.waiting import Wait
-
-pytestmark = pytest.mark.timeout(60)
 
 
 class Clock:
@@ -115,19 +112,12 @@ def test_a_process_that_leaves_pauses_no_longer() -> None:
     assert wait.is_closed and wait.elapsed < 30.0
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_a_blocking_wait_is_logged_at_once_and_repeatedly(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("tfdist.elastic")
     caplog.set_level(logging.INFO, log.name)
     with waiting.logged(log, "worker 3: waits", every=0.05):
         assert caplog.messages == ["worker 3: waits"]
-        until(lambda: len(caplog.messages) >= 3)
+        wait_until(lambda: len(caplog.messages) >= 3, "three log lines")
     lines = len(caplog.messages)
     levels = [record.levelname for record in caplog.records]
     assert levels == list(itertools.chain(["INFO"], itertools.repeat("WARNING", lines - 1)))

@@ -190,7 +190,7 @@ def test_after_a_signal_it_serves_until_training_has_ended() -> None:
     thread.start()
     assert task.serve() == 128 + signal.SIGTERM
     thread.join()
-    assert time.monotonic() - ended[0] < 5
+    assert time.monotonic() - ended[0] < 60
 
 
 def test_it_serves_in_another_thread() -> None:

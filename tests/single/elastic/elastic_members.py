@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from support.elastic.control_tasks import Background
+from support.patience import PATIENCE, wait_until
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
@@ -20,8 +21,10 @@ from tfdist.elastic.membership import Membership, Timing, World
 from tfdist.elastic.protocol.probes import Probes
 from tfdist.launch.ports import free_ports
 
-TIMEOUT = 50.0
+TIMEOUT = 80.0 * PATIENCE
 QUICK = Timing(answer=1.2, grace=2.0, probe=0.2, log=0.5)
+# For tests in which nobody is waited for: they end before one answer is late.
+SLOW = Timing(answer=30.0, grace=30.0, probe=0.2, log=0.5)
 
 
 def addresses(count: int) -> tuple[str, ...]:
@@ -144,10 +147,12 @@ def joining(
     processes.append(newcomer)
     assert newcomer.membership.begin() is None
     call = Background(newcomer.form)
-    deadline = time.monotonic() + TIMEOUT
-    while not any(p.membership._state._arrived.has(newcomer.membership.process) for p in processes):
-        assert time.monotonic() < deadline and not call.done()
-        time.sleep(0.005)
+    here = newcomer.membership.process
+    wait_until(
+        lambda: call.done() or any(p.membership._state._arrived.has(here) for p in processes),
+        "the newcomer's arrival",
+    )
+    assert not call.done()
     return call
 
 

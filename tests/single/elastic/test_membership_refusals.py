@@ -22,8 +22,6 @@ from tfdist.elastic import membership
 from tfdist.errors import AuthenticationError, ClusterConfigError
 from tfdist.job.plane import ControlPlane
 
-pytestmark = pytest.mark.timeout(120)
-
 SECRET = b"correct horse battery staple"
 OTHER = b"another battery staple"
 LIMITS = Elastic(1, 4, 2)

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import pytest
 
 from single.elastic.elastic_members import addresses, closing, founded, joining
+from support.patience import wait_until
 from tfdist.config.elastic import Elastic
 
-pytestmark = pytest.mark.timeout(60)
 LIMITS = Elastic(1, 3, 2)
-
-
-def until(condition):
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_newcomer_says_what_it_waits_for(caplog):
@@ -28,7 +20,9 @@ def test_a_newcomer_says_what_it_waits_for(caplog):
         known = founded(processes, 2, LIMITS, known=addresses(3))
         call = joining(processes, known, 2, LIMITS)
         text = "worker 2: a newcomer: waits at worker 0 at "
-        until(lambda: sum(line.startswith(text) for line in caplog.messages) >= 2)
+        wait_until(
+            lambda: sum(line.startswith(text) for line in caplog.messages) >= 2, "two log lines"
+        )
         lines = [r for r in caplog.records if r.getMessage().startswith(text)]
         assert [r.levelname for r in lines[:2]] == ["INFO", "WARNING"]
         assert "until the members have ended their present step" in lines[0].getMessage()

@@ -10,8 +10,6 @@ import pytest
 
 from support.launching import PACKAGE
 
-pytestmark = pytest.mark.timeout(60)
-
 BEGIN = """
 import atexit, sys
 from tfdist.job.script_end import ScriptFrame

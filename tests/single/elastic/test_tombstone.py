@@ -12,6 +12,7 @@ import pytest
 
 from single.elastic.elastic_members import QUICK, TIMEOUT, addresses, closing, founded
 from support.elastic.control_tasks import Background
+from support.patience import wait_until
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
@@ -21,8 +22,6 @@ from tfdist.elastic.job import ElasticJob
 from tfdist.elastic.membership import Membership
 from tfdist.elastic.tombstone import JobEnded, Tombstone
 from tfdist.job import process
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def settings(folder, job="night", **more):
@@ -86,10 +85,8 @@ def test_a_late_process_binds_no_port(tmp_path):
 def test_a_founder_that_waits_ends_with_the_job(tmp_path):
     late = membership(addresses(2), 0, settings(tmp_path))
     call = Background(late.begin)
-    deadline = time.monotonic() + TIMEOUT
-    while late.process not in late._state._founders:
-        assert time.monotonic() < deadline and not call.done()
-        time.sleep(0.005)
+    wait_until(lambda: late.process in late._state._founders or call.done(), "the arrival")
+    assert not call.done()
     Tombstone(settings(tmp_path), "worker 1").leave()
     with pytest.raises(JobEnded):
         call.result()

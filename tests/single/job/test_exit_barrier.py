@@ -11,9 +11,7 @@ import time
 
 import pytest
 
-from support.elastic.control_tasks import Background, clusters, data_address, meet, planes
-
-pytestmark = pytest.mark.timeout(60)
+from support.elastic.control_tasks import TIMEOUT, Background, clusters, data_address, meet, planes
 
 
 def done_within(call: Background, seconds: float) -> bool:
@@ -86,7 +84,7 @@ def test_a_rank_known_dead_ends_the_wait_on_every_rank(witness):
         start = time.monotonic()
         alive.clear()
         assert [call.result() for call in calls] == [False, False]
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < TIMEOUT / 2
 
 
 def test_dead_from_the_start_is_not_waited_for():
@@ -95,7 +93,7 @@ def test_dead_from_the_start_is_not_waited_for():
         start = time.monotonic()
         assert members[1].exit_barrier(still_alive=lambda: False) is False
         assert members[0].exit_barrier() is False
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < TIMEOUT / 2
 
 
 def test_rank_0_that_leaves_releases_the_waiting():
@@ -108,7 +106,7 @@ def test_rank_0_that_leaves_releases_the_waiting():
         assert [call.result() for call in calls] == [False, False]
         # And one that comes when rank 0 has long left.
         assert members[1].exit_barrier() is False
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < TIMEOUT / 2
 
 
 def test_another_rank_0_in_its_place_is_not_mistaken_for_it():
@@ -119,7 +117,7 @@ def test_another_rank_0_in_its_place_is_not_mistaken_for_it():
         with planes(members[:1]):
             start = time.monotonic()
             assert one.exit_barrier() is False
-            assert time.monotonic() - start < 3
+            assert time.monotonic() - start < TIMEOUT / 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -158,8 +156,8 @@ from tfdist.job.plane import ControlPlane
 cluster = Cluster.from_environment()
 plane = ControlPlane(cluster, Settings())
 atexit.register(plane.close)
-atexit.register(lambda: print(plane.exit_barrier(timeout=20), flush=True))
-plane.rendezvous("localhost:1", timeout=20)
+atexit.register(lambda: print(plane.exit_barrier(timeout={timeout}), flush=True))
+plane.rendezvous("localhost:1", timeout={timeout})
 print("met", flush=True)
 if cluster.rank == int(sys.argv[1]):
     sys.stdin.readline()
@@ -175,7 +173,7 @@ def processes(size: int, late: int):
         for member in clusters(size):
             started.append(
                 subprocess.Popen(
-                    [sys.executable, "-c", SCRIPT, str(late)],
+                    [sys.executable, "-c", SCRIPT.format(timeout=TIMEOUT), str(late)],
                     env=environment | {"TF_CONFIG": member.tf_config()},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -187,7 +185,7 @@ def processes(size: int, late: int):
     finally:
         for process in started:
             process.kill()
-            process.communicate(timeout=10)
+            process.communicate(timeout=TIMEOUT)
 
 
 @pytest.mark.parametrize("late", [0, 2])
@@ -199,8 +197,8 @@ def test_it_works_while_the_interpreter_shuts_down(late):
         for process in early:
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(timeout=0.3)
-        outcomes = [started[late].communicate("go\n", timeout=30)]
-        outcomes += [process.communicate(timeout=30) for process in early]
+        outcomes = [started[late].communicate("go\n", timeout=TIMEOUT)]
+        outcomes += [process.communicate(timeout=TIMEOUT) for process in early]
         assert outcomes == [("True\n", "")] * 3
         assert [process.returncode for process in started] == [0, 0, 0]
 
@@ -214,6 +212,6 @@ def test_rank_0_killed_releases_the_waiting():
         started[0].kill()
         start = time.monotonic()
         for process in started[1:]:
-            assert process.communicate(timeout=30) == ("False\n", "")
+            assert process.communicate(timeout=TIMEOUT) == ("False\n", "")
             assert process.returncode == 0
-        assert time.monotonic() - start < 4
+        assert time.monotonic() - start < TIMEOUT / 2

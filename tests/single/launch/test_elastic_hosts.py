@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 
 import pytest
 
 from single.launch.fake_ssh import make_fake_ssh
 from support.launching import PACKAGE, PRELUDE, Launched
+from support.patience import wait_until
 
 # The script is asked more often than in a real job.
 RUN = """
@@ -28,13 +28,6 @@ signal.signal(signal.SIGTERM, lambda number, frame: os._exit(143))
 (here / f".{me}").rename(here / f"{me} {address.partition(':')[0]}")
 wait_for_file("end")
 """
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 50
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 class Job:
@@ -58,12 +51,12 @@ class Job:
         self._write(*hosts)
         # The first call may have begun before.
         asked = self._asked()
-        wait_for(lambda: self._asked() >= asked + 3)
+        wait_until(lambda: self._asked() >= asked + 3, "three more questions")
 
     def wait(self, worker, host):
         """Waits until a worker has started on a host; returns its agent."""
         path = self._folder / f"worker {worker} {host}"
-        wait_for(path.exists)
+        wait_until(path.exists, str(path))
         agent = int(path.read_text().split()[1])
         path.unlink()
         return agent

@@ -413,7 +413,7 @@ def test_a_signal_ends_a_job_whose_workers_all_wait_for_their_restart(launch):
     seen = [launched.process.stderr.readline().decode() for _ in range(3)]
     assert all("starting it again in 50 s" in line for line in seen[1:])
     launched.process.send_signal(signal.SIGTERM)
-    code, _, err = launched.finish(timeout=10)
+    code, _, err = launched.finish()
     assert code == 143
     assert err[-1] == "tfdist run: stopped by SIGTERM"
 
@@ -424,7 +424,7 @@ def test_the_time_limit_includes_the_time_before_restarts(launch):
         workers=WorkerRange(1, 2),
         backoff=Backoff(first=50.0, longest=50.0),
         timeout=1.5,
-    ).finish(timeout=10)
+    ).finish()
     assert code == 124
     assert err[-1] == "tfdist run: stopped at the limit of 1.5 s; still running then: none"
 

@@ -153,7 +153,7 @@ def test_chatty_tasks_lose_nothing_and_wait_for_the_reader(launch, tmp_path):
         elif number == 390_000:
             assert peak_memory(launched.process.pid) - before < 4 * 1024
     assert seen == {0: 199_999, 1: 199_999}
-    assert launched.process.wait(timeout=10) == 0
+    assert launched.process.wait(timeout=60) == 0
 
 
 def peak_memory(pid):
@@ -270,7 +270,7 @@ def test_on_a_terminal_rank_0_has_one_and_its_progress_bar_stays_last(launch, tm
             break
         (tmp_path / f"bar was drawn {shown.count(b'10%')} times").touch()
     os.close(master)
-    assert launched.process.wait(timeout=10) == 0
+    assert launched.process.wait(timeout=60) == 0
     text = shown.decode().replace("\r\n", "\n")
     zero, one = "\x1b[36m[worker 0] \x1b[0m", "\x1b[33m[worker 1] \x1b[0m"
     # The bar makes room for the line, is drawn again below it, and at last becomes a line itself.

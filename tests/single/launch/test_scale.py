@@ -20,6 +20,7 @@ import tfdist.cli.main
 from support import tiers
 from support.elastic.control_tasks import Background
 from support.launching import PACKAGE, Launcher, wait_until_gone, without_locks
+from support.patience import wait_until
 from tfdist.config.job_file import JobFile
 from tfdist.launch import scale_channel
 from tfdist.launch.elastic_policy import Backoff, ScaleError, WorkerRange
@@ -277,7 +278,7 @@ def test_random_kills_leaves_and_sizes(start, seed):
 
     def scale(count):
         path = JobFile.read(job.file).scale_socket
-        return scale_channel.request_scale(Path(path), count, timeout=10)
+        return scale_channel.request_scale(Path(path), count, timeout=60)
 
     def runs(index):
         with contextlib.suppress(OSError), Worker(job, index):
@@ -296,10 +297,7 @@ def test_random_kills_leaves_and_sizes(start, seed):
             signal.pidfd_send_signal(worker.handle, number)
     scale(1)
     scale(5)
-    deadline = time.monotonic() + 20
-    while not all(runs(index) for index in range(5)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: all(runs(index) for index in range(5)), "five workers")
     code, lines = job.finish()
     assert code == 0
     assert any("has left" in line for line in lines)
@@ -637,18 +635,20 @@ def test_a_path_may_be_longer_than_a_socket_address(tmp_path, monkeypatch):
         if child == 0:
             code = 1
             try:
-                scale_channel.request_scale(path, 5, timeout=10)
+                scale_channel.request_scale(path, 5, timeout=60)
             except ScaleError as error:
                 code = 0 if str(error) == "not today" else 2
             finally:
                 os._exit(code)
         readers, asked = {}, []
         server = scale_channel.ScaleServer(readers, asked.append, listener)
-        deadline = time.monotonic() + 10
-        while not asked and time.monotonic() < deadline:
+
+        def is_asked() -> bool:
             for handler in list(readers.values()):
                 handler()
-            time.sleep(0.01)
+            return bool(asked)
+
+        wait_until(is_asked, "the request")
         (request,) = asked
         assert request.workers == 5
         request.refuse("not today")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import pytest
 
+from support.patience import wait_until
 from tfdist.observe import stragglers
 from tfdist.observe.stragglers import StragglerReport, describe
 
@@ -99,9 +99,6 @@ def test_reports_by_itself_and_survives_an_error(caplog):
             return {"worker 1": 100.0 * self.seconds["asked"]}
 
     report.follow(Broken(asked=0))
-    deadline = time.monotonic() + 20
-    while "waited" not in caplog.text:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: "waited" in caplog.text, "a report")
     report.close()
     assert "the straggler report failed" in caplog.text

@@ -21,7 +21,7 @@ def tell():
     os.kill(os.getpid(), signal.SIGTERM)
 
 def noticed():
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while notice.at is None and time.monotonic() < deadline:
         time.sleep(0.01)
     return notice.at is not None

@@ -11,12 +11,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent import futures
 
+from support.patience import PATIENCE
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.job.plane import ControlPlane
 from tfdist.launch.ports import free_ports
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0 * PATIENCE
 
 
 def clusters(size: int, *, chief: bool = False) -> list[Cluster]:
@@ -65,7 +66,7 @@ class Background:
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
 
-    def result(self, timeout: float = TIMEOUT + 5):
+    def result(self, timeout: float = TIMEOUT + 40):
         """Returns the call's result or raises its error; TimeoutError if it still runs."""
         if not futures.wait([self._future], timeout).done:
             frame = sys._current_frames().get(self._thread.ident)

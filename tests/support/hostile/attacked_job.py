@@ -22,8 +22,8 @@ from support.hostile import raw_ps_member as ps
 from support.hostile.attacks import ACCOMPLICE, MEMBER, TABLE_WIDTH, TABLES, Target
 from support.hostile.sanitized_library import SanitizedLibrary
 from support.launching import PACKAGE
+from support.patience import wait_until
 from support.raw_data_peer import Door, ask_for_door
-from support.training.known_gradient import wait_until
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.launch.ports import free_ports

@@ -16,7 +16,7 @@ import numpy as np
 from support.hostile.attacked_job import AttackedJob, MemoryWatch, make_snapshots
 from support.hostile.attacks import ANSWERED, KINDS, LEFT, REFUSED, Target
 from support.hostile.sanitized_library import QUARANTINE, SanitizedLibrary
-from support.training.known_gradient import wait_until
+from support.patience import wait_until
 
 _SEED = 20261127
 _PAUSE = 0.02  # s of a worker after each step

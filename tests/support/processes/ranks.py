@@ -37,6 +37,7 @@ from typing import Any
 
 import pytest
 
+from support.patience import PATIENCE
 from support.processes.rank_group import RankGroup
 from support.processes.rank_outcome import Outcome, describe_all
 from support.processes.rank_process import Assignment, main
@@ -46,8 +47,6 @@ __all__ = ["Outcome", "RankGroup", "on_ranks", "start_ranks"]
 
 START_TIMEOUT = 180.0
 GRACE = 5.0
-# Factor of all timeouts; older releases of TensorFlow are slower.
-PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
 
 
 def on_ranks(

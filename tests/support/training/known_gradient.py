@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from support.patience import wait_until
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
 from tfdist.control.client import ControlClient
@@ -82,14 +83,6 @@ def steps_in(weight: float, workers: int) -> list[int]:
 def weight_after(*steps: float) -> float:
     """Returns the weight after these numbers of steps of the workers."""
     return -float(sum(count * BASE**rank for rank, count in enumerate(steps)))
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60.0) -> None:
-    """Polls a condition; fails if it is not true in time."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {timeout:g} s"
-        time.sleep(0.005)
 
 
 def tell(ctx: Any, what: str) -> None:

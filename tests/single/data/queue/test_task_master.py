@@ -65,7 +65,7 @@ def test_one_worker_counts_and_the_others_wait(job):
 
     def slowly():
         counted.append(1)
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return Description(FILES, PLACES)
 
     with futures.ThreadPoolExecutor() as pool:

@@ -9,8 +9,6 @@ from tfdist.elastic.protocol.founders import Founders
 from tfdist.elastic.protocol.members import Member
 from tfdist.elastic.protocol.start_size import StartSize
 
-pytestmark = pytest.mark.timeout(60)
-
 ADDRESSES = tuple(f"host{index}:1000" for index in range(5))
 # Their ids have another order than their addresses.
 MEMBERS = [Member(f"process {9 - i}", f"worker {i}", a) for i, a in enumerate(ADDRESSES)]

@@ -17,8 +17,6 @@ from tfdist.elastic.protocol.generations import Generations
 from tfdist.elastic.protocol.members import Generation, Member
 from tfdist.elastic.protocol.start_size import StartSize
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):

@@ -8,8 +8,6 @@ from tfdist.config.elastic import Elastic
 from tfdist.elastic.protocol import start_size
 from tfdist.elastic.protocol.start_size import StartClock, StartSize
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class Time:
     """A clock that a test sets."""

@@ -169,13 +169,13 @@ def test_an_answer_byte_by_byte_has_one_deadline(begin):
         began = time.monotonic()
         asking.start()
         # Much longer than the deadline, as the machine may be busy.
-        asking.join(10)
+        asking.join(60)
         took = time.monotonic() - began
         ended.set()
         task.join()
         asking.join()
         one.close()
-    assert took < 10 and seen[0].problem == "did not answer within 0.5 s"
+    assert took < 60 and seen[0].problem == "did not answer within 0.5 s"
 
 
 def test_a_task_that_is_silent():

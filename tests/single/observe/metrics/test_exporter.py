@@ -177,18 +177,18 @@ def test_strangers_are_dropped(monkeypatch):
         # A request without an end, one byte at a time.
         slow, began = connect(b"GET /metrics HTTP/1.1\r\n"), time.monotonic()
         with contextlib.suppress(ConnectionError):
-            while time.monotonic() < began + 10:
+            while time.monotonic() < began + 60:
                 slow.sendall(b"x")
                 slow.settimeout(0.05)
                 with contextlib.suppress(TimeoutError):
                     assert slow.recv(1) == b""
                     break
-        assert 0.9 < time.monotonic() - began < 8
+        assert 0.9 < time.monotonic() - began < 50
         # One that is too long.
         long, began = connect(), time.monotonic()
         with contextlib.suppress(ConnectionError):
             long.sendall(b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 10_000)
-        assert is_closed(long) and time.monotonic() - began < 8
+        assert is_closed(long) and time.monotonic() - began < 50
         # Garbage.
         assert b"400" in connect(b"\xff\xfe\r\n\r\n").recv(4096)
         # Too many at once; the first ones end soon, and then there is room again.
