@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import signal
 import socket
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -114,8 +113,7 @@ class ElasticSupervisor(Supervisor):
 
     def _ask_for_hosts(self, script: discovery.Discovery) -> None:
         script.ask()
-        at = time.monotonic() + discovery.INTERVAL
-        self._due["hosts"] = (at, lambda: self._ask_for_hosts(script))
+        self._due.set("hosts", discovery.INTERVAL, lambda: self._ask_for_hosts(script))
 
     def _take_hosts(self, hosts: Sequence[Host]) -> None:
         """Lets the workers of hosts that are gone leave; connects to new hosts."""
@@ -235,9 +233,8 @@ class ElasticSupervisor(Supervisor):
             f"its host is tried again (restarts left: {self._policy.restarts_left})"
         )
         self._say(f"host {name} takes no worker for {seconds:g} s: {reason}")
-        now = time.monotonic()
-        self._due[f"start {task.spec.name}"] = (now + wait, lambda: self._restart_slot(slot))
-        self._due[f"try host {name}"] = (now + seconds, lambda: self._try_host(name, seconds))
+        self._due.set(f"start {task.spec.name}", wait, lambda: self._restart_slot(slot))
+        self._due.set(f"try host {name}", seconds, lambda: self._try_host(name, seconds))
         return True
 
     def _try_host(self, name: str, seconds: float) -> None:
@@ -246,7 +243,7 @@ class ElasticSupervisor(Supervisor):
             return
         self._say(f"host {name} is tried again after {seconds:g} s")
         for slot in self._policy.held:
-            self._due.pop(f"start {self._specs[slot].name}", None)
+            self._due.cancel(f"start {self._specs[slot].name}")
             self._restart_slot(slot)
         if self._discovery_script is not None:
             self._fill_hosts()
@@ -288,12 +285,12 @@ class ElasticSupervisor(Supervisor):
             return
         left = f"restarts left: {self._policy.restarts_left}"
         self._say(f"{what}; starting it again in {decision.wait:g} s ({left})")
-        at = time.monotonic() + decision.wait
-        self._due[f"start {self._specs[slot].name}"] = (at, lambda: self._restart_slot(slot))
+        name = self._specs[slot].name
+        self._due.set(f"start {name}", decision.wait, lambda: self._restart_slot(slot))
 
     def _left(self, task: Task) -> None:
         name = task.spec.name
-        self._due.pop(f"kill {name}", None)
+        self._due.cancel(f"kill {name}")
         self._remove(task)
         if self._policy.left(task.index):
             self._say(f"{name} has left: {task.exit}; starting it again, as 'tfdist scale' asked")
@@ -306,7 +303,7 @@ class ElasticSupervisor(Supervisor):
     def _finished(self, task: Task) -> None:
         for slot in self._policy.end(task.index):
             name = self._specs[slot].name
-            self._due.pop(f"start {name}", None)
+            self._due.cancel(f"start {name}")
             self._say(f"{task.spec.name} has finished; {name} is not started again")
 
     def _restart_slot(self, slot: int) -> None:
@@ -385,7 +382,7 @@ class ElasticSupervisor(Supervisor):
             lines.append(f"{self._specs[slot].name}: told to leave (SIGTERM)")
         for slot in changes.cancel:
             name = self._specs[slot].name
-            self._due.pop(f"start {name}", None)
+            self._due.cancel(f"start {name}")
             lines.append(f"{name}: is not started again")
         start = self._policy.workers.start
         if count < start:
@@ -412,7 +409,7 @@ class ElasticSupervisor(Supervisor):
             )
             task.signal(signal.SIGKILL)
 
-        self._due[f"kill {task.spec.name}"] = (time.monotonic() + self._signal_grace, kill)
+        self._due.set(f"kill {task.spec.name}", self._signal_grace, kill)
 
     def _give_latecomer_time(self, slot: int) -> None:
         """Ends a worker some time after the others have finished, if it does not end by itself."""
@@ -420,7 +417,7 @@ class ElasticSupervisor(Supervisor):
         name = f"end {task.spec.name}"
         if self._job.is_stopping or task.exit is not None or task.told_to_stop or name in self._due:
             return
-        self._due[name] = (time.monotonic() + self._signal_grace, lambda: self._retire(task))
+        self._due.set(name, self._signal_grace, lambda: self._retire(task))
 
     def _cause(self, failed: Task, life: float) -> str:
         """The reason of the job's failure, after which it did not go on, and what it survived."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import select
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from tfdist.config.printing import printable_line, without_colours
 from tfdist.errors import Preempted
+from tfdist.launch.deadlines import Deadlines
 from tfdist.launch.guarded import Guard, guarded
 from tfdist.launch.hosts.connection import HostConnection
 from tfdist.launch.hosts.pool import HostPool
@@ -91,8 +93,7 @@ class Supervisor:
         self._outcome = Outcome()
         self._ended: list[Task] = []
         self._signals: list[int] = []
-        # Time and action of each deadline, by name.
-        self._due: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._due = Deadlines()
         self._connections: list[HostConnection] = []
         self._reading: list[TaskOutput | HostConnection] = []
         self._guard: Guard | None = None
@@ -108,7 +109,7 @@ class Supervisor:
             for connection in self._pool.connections:
                 self._watch(connection)
             if self._timeout is not None:
-                self._due["limit"] = (time.monotonic() + self._timeout, self._time_is_up)
+                self._due.set("limit", self._timeout, self._time_is_up)
             self._start()
             while self._ended or not self._all_ended():
                 while not self._all_ended():
@@ -158,7 +159,7 @@ class Supervisor:
     def _start_again(self) -> None:
         """Starts all tasks again, after all former processes have ended."""
         self._job.go(JobState.RUNNING)
-        self._due.pop("kill", None)
+        self._due.cancel("kill")
         self._end_all()
         for index, task in enumerate(self._tasks):
             self._report_log(task)
@@ -177,7 +178,8 @@ class Supervisor:
     def _step(self, wake: int) -> None:
         """Waits for the next event or deadline and handles it."""
         beats = [found.next_beat for found in self._connections if not found.is_lost]
-        soonest = min([*(when for when, _ in self._due.values()), *beats], default=None)
+        next_due = [] if self._due.next is None else [self._due.next]
+        soonest = min([*next_due, *beats], default=None)
         # A host may have told an end while something else was waited for.
         self._note_ends()
         if not self._ended:
@@ -187,10 +189,7 @@ class Supervisor:
         self._note_ends()
         # Before the deadlines: a job that has just ended is not at its time limit.
         self._decide()
-        for name, (when, action) in list(self._due.items()):
-            if when <= time.monotonic():
-                self._due.pop(name, None)
-                action()
+        self._due.act()
 
     def _wait(self, wake: int, until: float | None) -> None:
         """Sleeps until it can read or write something, or until a time, and does so."""
@@ -279,8 +278,7 @@ class Supervisor:
 
     def _wait_for_notice(self, task: Task) -> None:
         """Waits whether the training tasks were told to end, as a server was that has ended."""
-        until = time.monotonic() + _NOTICE_WAIT
-        self._due[f"notice {task.spec.name}"] = (until, lambda: self._failed(task))
+        self._due.set(f"notice {task.spec.name}", _NOTICE_WAIT, lambda: self._failed(task))
 
     def _preempted(self, task: Task) -> None:
         """Ends the job, whose task was told to end by another program; that is no failure.
@@ -296,8 +294,9 @@ class Supervisor:
         for other in self._tasks:
             if other.exit is None and not (other.spec.trains or other.spec.serves):
                 other.notify()
-        until = time.monotonic() + self._signal_grace
-        self._due = {"stop": (until, lambda: self._stop(signal.SIGTERM, self._stop_grace))}
+        self._due.cancel_all()
+        stop = functools.partial(self._stop, signal.SIGTERM, self._stop_grace)
+        self._due.set("stop", self._signal_grace, stop)
 
     def _is_trained(self) -> bool:
         """Whether all training tasks have ended with exit code 0."""
@@ -316,11 +315,8 @@ class Supervisor:
         first = f"stopping {_listed(running)}, then " if running else ""
         left = f"restarts left: {self._restarts_left}"
         self._say(f"{task.spec.title} failed: {task.exit}; {first}starting all again ({left})")
-        limit = self._due.get("limit")
         self._job.go(JobState.RESTARTING)
         self._stop(signal.SIGTERM, self._stop_grace)
-        if limit is not None:
-            self._due["limit"] = limit
 
     def _running(self) -> list[str]:
         return [task.spec.name for task in self._tasks if task.exit is None]
@@ -353,7 +349,7 @@ class Supervisor:
     def _linger(self) -> None:
         """Gives the other tasks some time to end by themselves after the training tasks."""
         self._job.go(JobState.LINGERING)
-        self._due.pop("limit", None)
+        self._due.cancel("limit")
         for task in self._tasks:
             if task.exit is None and not task.spec.prepares_data:
                 self._give_time(task)
@@ -368,13 +364,12 @@ class Supervisor:
 
     def _give_time(self, task: Task) -> None:
         self._say(f"training is done; {task.spec.name} has {task.spec.grace:g} s to end")
-        until = time.monotonic() + task.spec.grace
-        self._due[task.spec.name] = (until, lambda: self._retire(task))
+        self._due.set(task.spec.name, task.spec.grace, lambda: self._retire(task))
 
     def _retire(self, task: Task) -> None:
         task.signal(signal.SIGTERM)
-        kill_at = time.monotonic() + self._stop_grace
-        self._due[f"kill {task.spec.name}"] = (kill_at, lambda: task.signal(signal.SIGKILL))
+        kill = functools.partial(task.signal, signal.SIGKILL)
+        self._due.set(f"kill {task.spec.name}", self._stop_grace, kill)
 
     def _stop(self, number: int, grace: float, alone: bool = False) -> None:
         """Sends a signal to all tasks, and SIGKILL later.
@@ -391,10 +386,12 @@ class Supervisor:
                 else:
                     task.signal(number)
         kill = self._kill_after_notice if alone else self._kill
-        self._due = {"kill": (time.monotonic() + grace, kill)}
+        # The limit holds for a job that starts again, too.
+        self._due.cancel_all(keep="limit" if self._job.is_restarting else "")
+        self._due.set("kill", grace, kill)
 
     def _kill(self) -> None:
-        self._due.pop("kill", None)
+        self._due.cancel("kill")
         for task in self._tasks:
             if task.exit is None:
                 task.signal(signal.SIGKILL)
