@@ -8,9 +8,9 @@ signals, the time limit and the report are those of `Supervisor`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import socket
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,9 +28,10 @@ from tfdist.launch.hosts.cooldown import Cooldown
 from tfdist.launch.hosts.elastic_hosts import ElasticHosts, NoRoomYetError
 from tfdist.launch.hosts.host_list import Host
 from tfdist.launch.hosts.pool import HostPool
+from tfdist.launch.job_state import JobState
 from tfdist.launch.output import OutputStream
 from tfdist.launch.scale_channel import ScaleRequest, ScaleServer
-from tfdist.launch.supervisor import Supervisor
+from tfdist.launch.supervisor import Outcome, Supervisor
 from tfdist.launch.task import Task, TaskSpec
 
 # The failures that the report lists.
@@ -88,8 +89,6 @@ class ElasticSupervisor(Supervisor):
         self._requests: list[ScaleRequest] = []
         # The last task of each slot that has ended, which the next one replaces.
         self._former: dict[int, Task] = {}
-        self._lingers = False
-        self._has_reported = False
         # What the job went on after, in the order of the time.
         self._survived: list[str] = []
 
@@ -114,12 +113,11 @@ class ElasticSupervisor(Supervisor):
 
     def _ask_for_hosts(self, script: discovery.Discovery) -> None:
         script.ask()
-        at = time.monotonic() + discovery.INTERVAL
-        self._due["hosts"] = (at, lambda: self._ask_for_hosts(script))
+        self._due.set("hosts", discovery.INTERVAL, lambda: self._ask_for_hosts(script))
 
     def _take_hosts(self, hosts: Sequence[Host]) -> None:
         """Lets the workers of hosts that are gone leave; connects to new hosts."""
-        if self._stopping or self._policy.finished:
+        if self._job.is_stopping or self._policy.finished:
             return
         running = [task.index for task in self._tasks if self._is_running(task)]
         changes = self._hosts.update(hosts, running)
@@ -143,14 +141,12 @@ class ElasticSupervisor(Supervisor):
             self._scale(count)
 
     def _take_request(self, request: ScaleRequest) -> None:
-        if self._has_reported:
+        if self._job.has_ended:
             request.refuse("the job has ended")
         else:
             self._requests.append(request)
 
     def _report(self) -> None:
-        # From here on the loop only writes what is left of the output, for as long as that takes.
-        self._has_reported = True
         self._refuse_requests()
         super()._report()
 
@@ -162,7 +158,7 @@ class ElasticSupervisor(Supervisor):
                 self._start_slot(index)
 
     def _all_ended(self) -> bool:
-        return super()._all_ended() and (self._stopping or not self._policy.waiting)
+        return super()._all_ended() and (self._job.is_stopping or not self._policy.waiting)
 
     def _is_trained(self) -> bool:
         return self._policy.finished and self._policy.has_ended
@@ -172,14 +168,15 @@ class ElasticSupervisor(Supervisor):
         come = self._hosts.take_connected()
         for line in come:
             self._say(line)
-        if come and not self._stopping and not self._policy.finished:
+        if come and not self._job.is_stopping and not self._policy.finished:
             self._fill_hosts()
         for slot in self._policy.latecomers:
             self._give_latecomer_time(slot)
-        if self._policy.has_ended and not self._stopping:
+        # The servers do not know whether lost workers will come back.
+        if self._job.state is JobState.RUNNING and self._policy.has_ended:
             self._linger()
         # After the ended tasks: a request is about the workers that there are.
-        while self._requests and not self._stopping and not self._all_ended():
+        while self._requests and not self._job.is_stopping and not self._all_ended():
             request = self._requests.pop(0)
             if not request.is_awaited:
                 self._say(f"scale: {request.workers} workers: not done, since the asker has gone")
@@ -189,14 +186,8 @@ class ElasticSupervisor(Supervisor):
                 request.done(self._scale(request.workers))
             except ScaleError as error:
                 request.refuse(str(error))
-        if self._stopping:
+        if self._job.is_stopping:
             self._refuse_requests()
-
-    def _linger(self) -> None:
-        # The servers do not know whether lost workers will come back.
-        if not self._lingers:
-            self._lingers = True
-            super()._linger()
 
     def _in_order(self, ended: list[Task]) -> list[Task]:
         """Returns the workers that have ended since the last time, the earliest first."""
@@ -242,18 +233,17 @@ class ElasticSupervisor(Supervisor):
             f"its host is tried again (restarts left: {self._policy.restarts_left})"
         )
         self._say(f"host {name} takes no worker for {seconds:g} s: {reason}")
-        now = time.monotonic()
-        self._due[f"start {task.spec.name}"] = (now + wait, lambda: self._restart_slot(slot))
-        self._due[f"try host {name}"] = (now + seconds, lambda: self._try_host(name, seconds))
+        self._due.set(f"start {task.spec.name}", wait, lambda: self._restart_slot(slot))
+        self._due.set(f"try host {name}", seconds, lambda: self._try_host(name, seconds))
         return True
 
     def _try_host(self, name: str, seconds: float) -> None:
         """Starts the workers that have waited for a host whose cool-down is over."""
-        if self._stopping or self._policy.finished:
+        if self._job.is_stopping or self._policy.finished:
             return
         self._say(f"host {name} is tried again after {seconds:g} s")
         for slot in self._policy.held:
-            self._due.pop(f"start {self._specs[slot].name}", None)
+            self._due.cancel(f"start {self._specs[slot].name}")
             self._restart_slot(slot)
         if self._discovery_script is not None:
             self._fill_hosts()
@@ -281,7 +271,8 @@ class ElasticSupervisor(Supervisor):
             self._say(f"{task.spec.name} came too late: {task.exit}; {decision.reason}")
         elif decision.verdict is Verdict.FAIL_AT_END:
             self._first_failure = self._first_failure or task
-            self._code = self._first_failure.end.shell_code
+            code = self._first_failure.end.shell_code
+            self._outcome = dataclasses.replace(self._outcome, code=code)
             self._say(f"{what}; {decision.reason}, so the others end by themselves")
         else:
             self._survived.append(f"{task.spec.title} ({task.exit})")
@@ -294,30 +285,29 @@ class ElasticSupervisor(Supervisor):
             return
         left = f"restarts left: {self._policy.restarts_left}"
         self._say(f"{what}; starting it again in {decision.wait:g} s ({left})")
-        at = time.monotonic() + decision.wait
-        self._due[f"start {self._specs[slot].name}"] = (at, lambda: self._restart_slot(slot))
+        name = self._specs[slot].name
+        self._due.set(f"start {name}", decision.wait, lambda: self._restart_slot(slot))
 
     def _left(self, task: Task) -> None:
         name = task.spec.name
-        self._due.pop(f"kill {name}", None)
+        self._due.cancel(f"kill {name}")
         self._remove(task)
         if self._policy.left(task.index):
             self._say(f"{name} has left: {task.exit}; starting it again, as 'tfdist scale' asked")
             self._try_to_start_slot(task.index)
             return
         self._say(f"{name} has left: {task.exit}; workers now: {self._count()}")
-        if self._policy.has_ended and not self._policy.finished and self._code is None:
-            self._code = Preempted.EXIT_CODE
-            self._verdict = "all workers have left"
+        if self._policy.has_ended and not self._policy.finished:
+            self._outcome = Outcome(Preempted.EXIT_CODE, "all workers have left")
 
     def _finished(self, task: Task) -> None:
         for slot in self._policy.end(task.index):
             name = self._specs[slot].name
-            self._due.pop(f"start {name}", None)
+            self._due.cancel(f"start {name}")
             self._say(f"{task.spec.name} has finished; {name} is not started again")
 
     def _restart_slot(self, slot: int) -> None:
-        if not self._stopping:
+        if not self._job.is_stopping:
             self._policy.restarted(slot)
             self._try_to_start_slot(slot)
 
@@ -392,7 +382,7 @@ class ElasticSupervisor(Supervisor):
             lines.append(f"{self._specs[slot].name}: told to leave (SIGTERM)")
         for slot in changes.cancel:
             name = self._specs[slot].name
-            self._due.pop(f"start {name}", None)
+            self._due.cancel(f"start {name}")
             lines.append(f"{name}: is not started again")
         start = self._policy.workers.start
         if count < start:
@@ -419,15 +409,15 @@ class ElasticSupervisor(Supervisor):
             )
             task.signal(signal.SIGKILL)
 
-        self._due[f"kill {task.spec.name}"] = (time.monotonic() + self._signal_grace, kill)
+        self._due.set(f"kill {task.spec.name}", self._signal_grace, kill)
 
     def _give_latecomer_time(self, slot: int) -> None:
         """Ends a worker some time after the others have finished, if it does not end by itself."""
         (task,) = (task for task in self._tasks if task.index == slot)
         name = f"end {task.spec.name}"
-        if self._stopping or task.exit is not None or task.told_to_stop or name in self._due:
+        if self._job.is_stopping or task.exit is not None or task.told_to_stop or name in self._due:
             return
-        self._due[name] = (time.monotonic() + self._signal_grace, lambda: self._retire(task))
+        self._due.set(name, self._signal_grace, lambda: self._retire(task))
 
     def _cause(self, failed: Task, life: float) -> str:
         """The reason of the job's failure, after which it did not go on, and what it survived."""

@@ -1,13 +1,6 @@
 """The supervisor of a launched job: one loop over output, ended processes, signals and deadlines.
 
-    running --failure---------> stopping (SIGTERM, later SIGKILL) --all ended--> report
-       |  |                        \\--all ended, restarts were left--> running     code
-       |  \\--failure of a task that can be replaced, restarts left--> running
-       |  \\--time limit------> stopping
-       |  \\--Ctrl-C, SIGTERM-> stopping (the same signal, later SIGKILL)
-       |  \\--exit code 143---> stopping (as for SIGTERM)
-       \\--training tasks done--> lingering: ps and evaluator end by themselves or by SIGTERM,
-                                   then data tasks by SIGTERM
+`JobState` has the states of a job and a drawing of their transitions.
 
 There is one thread. Every event wakes the same `poll`. `ElasticSupervisor` has the same loop, and
 other rules for ended tasks.
@@ -16,6 +9,8 @@ other rules for ended tasks.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import math
 import os
 import select
@@ -26,9 +21,11 @@ from pathlib import Path
 
 from tfdist.config.printing import printable_line, without_colours
 from tfdist.errors import Preempted
+from tfdist.launch.deadlines import Deadlines
 from tfdist.launch.guarded import Guard, guarded
 from tfdist.launch.hosts.connection import HostConnection
 from tfdist.launch.hosts.pool import HostPool
+from tfdist.launch.job_state import JobLifecycle, JobState
 from tfdist.launch.output import OutputStream, TaskOutput
 from tfdist.launch.task import Task, TaskSpec
 
@@ -38,6 +35,19 @@ TIMEOUT_CODE = 124
 # Seconds in which a training task may follow a parameter server that was told to end.
 _NOTICE_WAIT = 5.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a job ends, as far as that is known.
+
+    Attributes:
+      code: the launcher's exit code.
+      reason: a line for the report, unless a failed task is the reason.
+    """
+
+    code: int = 0
+    reason: str = ""
 
 
 class Supervisor:
@@ -79,17 +89,11 @@ class Supervisor:
         self._signal_grace = signal_grace
         self._tasks: list[Task] = []
         self._first_failure: Task | None = None
-        self._verdict = ""
-        self._stopping = False
-        # The tasks end by themselves, since one of them was told to end.
-        self._ends_by_notice = False
-        # All tasks are being stopped, to be started again.
-        self._restarting = False
-        self._code: int | None = None
+        self._job = JobLifecycle()
+        self._outcome = Outcome()
         self._ended: list[Task] = []
         self._signals: list[int] = []
-        # Time and action of each deadline, by name.
-        self._due: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._due = Deadlines()
         self._connections: list[HostConnection] = []
         self._reading: list[TaskOutput | HostConnection] = []
         self._guard: Guard | None = None
@@ -105,18 +109,19 @@ class Supervisor:
             for connection in self._pool.connections:
                 self._watch(connection)
             if self._timeout is not None:
-                self._due["limit"] = (time.monotonic() + self._timeout, self._time_is_up)
+                self._due.set("limit", self._timeout, self._time_is_up)
             self._start()
             while self._ended or not self._all_ended():
                 while not self._all_ended():
                     self._step(wake)
                 self._decide()
-                if self._restarting:
+                if self._job.is_restarting:
                     self._start_again()
             self._end_all()
+            self._job.go(JobState.ENDED)
             self._report()
             self._flush(wake)
-        return self._code or 0
+        return self._outcome.code
 
     def _watch(self, connection: HostConnection) -> None:
         """Reads and writes a host's connection from now on."""
@@ -153,8 +158,8 @@ class Supervisor:
 
     def _start_again(self) -> None:
         """Starts all tasks again, after all former processes have ended."""
-        self._restarting = self._stopping = False
-        self._due.pop("kill", None)
+        self._job.go(JobState.RUNNING)
+        self._due.cancel("kill")
         self._end_all()
         for index, task in enumerate(self._tasks):
             self._report_log(task)
@@ -173,7 +178,8 @@ class Supervisor:
     def _step(self, wake: int) -> None:
         """Waits for the next event or deadline and handles it."""
         beats = [found.next_beat for found in self._connections if not found.is_lost]
-        soonest = min([*(when for when, _ in self._due.values()), *beats], default=None)
+        next_due = [] if self._due.next is None else [self._due.next]
+        soonest = min([*next_due, *beats], default=None)
         # A host may have told an end while something else was waited for.
         self._note_ends()
         if not self._ended:
@@ -183,10 +189,7 @@ class Supervisor:
         self._note_ends()
         # Before the deadlines: a job that has just ended is not at its time limit.
         self._decide()
-        for name, (when, action) in list(self._due.items()):
-            if when <= time.monotonic():
-                self._due.pop(name, None)
-                action()
+        self._due.act()
 
     def _wait(self, wake: int, until: float | None) -> None:
         """Sleeps until it can read or write something, or until a time, and does so."""
@@ -217,14 +220,13 @@ class Supervisor:
         self._revive_guard()
         ended, self._ended = self._ended, []
         for task in self._in_order(ended):
-            if not self._stopping:
+            if not self._job.is_stopping:
                 self._task_ended(task)
         while self._signals:
             self._interrupted(self._signals.pop(0))
-        if self._code is None and not self._stopping and self._is_trained():
-            self._code = 0
+        if self._job.state is JobState.RUNNING and self._is_trained():
             self._linger()
-        if self._code is not None and not self._stopping:
+        if self._job.is_lingering:
             self._retire_data_tasks()
 
     def _revive_guard(self) -> None:
@@ -268,32 +270,33 @@ class Supervisor:
     def _fail(self, task: Task, reason: str) -> None:
         """Ends the job because of a failed task that is not started again; tells the reason."""
         self._first_failure = self._first_failure or task
-        self._code = self._first_failure.end.shell_code
+        self._outcome = dataclasses.replace(self._outcome, code=self._first_failure.end.shell_code)
         stopping = f"; stopping {_listed(self._running())}" if self._running() else ""
         self._say(f"{task.spec.title} failed: {task.exit}{reason}{stopping}")
+        self._job.go(JobState.STOPPING)
         self._stop(signal.SIGTERM, self._stop_grace)
 
     def _wait_for_notice(self, task: Task) -> None:
         """Waits whether the training tasks were told to end, as a server was that has ended."""
-        until = time.monotonic() + _NOTICE_WAIT
-        self._due[f"notice {task.spec.name}"] = (until, lambda: self._failed(task))
+        self._due.set(f"notice {task.spec.name}", _NOTICE_WAIT, lambda: self._failed(task))
 
     def _preempted(self, task: Task) -> None:
         """Ends the job, whose task was told to end by another program; that is no failure.
 
         The tasks that train tell each other. A second SIGTERM would end them while they save.
         """
-        self._code = Preempted.EXIT_CODE
-        self._verdict = f"stopped by SIGTERM to {task.spec.title}"
+        reason = f"stopped by SIGTERM to {task.spec.title}"
+        self._outcome = Outcome(Preempted.EXIT_CODE, reason)
         running = self._running()
         wait = f"; waiting {self._signal_grace:g} s for {_listed(running)} to end, too"
         self._say(f"{task.spec.title} was told to end: {task.exit}{wait if running else ''}")
-        self._stopping = self._ends_by_notice = True
+        self._job.go(JobState.NOTICED)
         for other in self._tasks:
             if other.exit is None and not (other.spec.trains or other.spec.serves):
                 other.notify()
-        until = time.monotonic() + self._signal_grace
-        self._due = {"stop": (until, lambda: self._stop(signal.SIGTERM, self._stop_grace))}
+        self._due.cancel_all()
+        stop = functools.partial(self._stop, signal.SIGTERM, self._stop_grace)
+        self._due.set("stop", self._signal_grace, stop)
 
     def _is_trained(self) -> bool:
         """Whether all training tasks have ended with exit code 0."""
@@ -304,7 +307,7 @@ class Supervisor:
         left = f"restarts left: {self._restarts_left}"
         self._say(f"{task.spec.title} failed: {task.exit}; starting it again ({left})")
         new = self._replace(task)
-        if self._code is not None:
+        if self._job.is_lingering:
             self._give_time(new)
 
     def _restart_all(self, task: Task) -> None:
@@ -312,35 +315,31 @@ class Supervisor:
         first = f"stopping {_listed(running)}, then " if running else ""
         left = f"restarts left: {self._restarts_left}"
         self._say(f"{task.spec.title} failed: {task.exit}; {first}starting all again ({left})")
-        limit = self._due.get("limit")
+        self._job.go(JobState.RESTARTING)
         self._stop(signal.SIGTERM, self._stop_grace)
-        if limit is not None:
-            self._due["limit"] = limit
-        self._restarting = True
 
     def _running(self) -> list[str]:
         return [task.spec.name for task in self._tasks if task.exit is None]
 
     def _time_is_up(self) -> None:
-        self._restarting = False
-        self._code = TIMEOUT_CODE
-        self._verdict = f"stopped at the limit of {self._timeout:g} s; still running then: "
-        self._verdict += _listed(self._running())
+        running = _listed(self._running())
+        reason = f"stopped at the limit of {self._timeout:g} s; still running then: {running}"
+        self._outcome = Outcome(TIMEOUT_CODE, reason)
+        self._job.go(JobState.STOPPING)
         self._stop(signal.SIGTERM, self._stop_grace)
 
     def _interrupted(self, number: int) -> None:
         name = signal.Signals(number).name
-        if self._ends_by_notice:
-            self._ends_by_notice = False
+        if self._job.state is JobState.NOTICED:
+            self._job.go(JobState.STOPPING)
             self._say(f"{name}: the tasks are ending already; once more kills them")
             return
-        if self._stopping and not self._restarting:
+        if self._job.state is JobState.STOPPING:
             self._say(f"{name}: killing all tasks")
             self._kill()
             return
-        self._restarting = False
-        self._code = 128 + number
-        self._verdict = f"stopped by {name}"
+        self._outcome = Outcome(128 + number, f"stopped by {name}")
+        self._job.go(JobState.STOPPING)
         self._say(
             f"{name}: passed on to all tasks, which have {self._signal_grace:g} s to end; once "
             "more kills them"
@@ -349,7 +348,8 @@ class Supervisor:
 
     def _linger(self) -> None:
         """Gives the other tasks some time to end by themselves after the training tasks."""
-        self._due.pop("limit", None)
+        self._job.go(JobState.LINGERING)
+        self._due.cancel("limit")
         for task in self._tasks:
             if task.exit is None and not task.spec.prepares_data:
                 self._give_time(task)
@@ -364,13 +364,12 @@ class Supervisor:
 
     def _give_time(self, task: Task) -> None:
         self._say(f"training is done; {task.spec.name} has {task.spec.grace:g} s to end")
-        until = time.monotonic() + task.spec.grace
-        self._due[task.spec.name] = (until, lambda: self._retire(task))
+        self._due.set(task.spec.name, task.spec.grace, lambda: self._retire(task))
 
     def _retire(self, task: Task) -> None:
         task.signal(signal.SIGTERM)
-        kill_at = time.monotonic() + self._stop_grace
-        self._due[f"kill {task.spec.name}"] = (kill_at, lambda: task.signal(signal.SIGKILL))
+        kill = functools.partial(task.signal, signal.SIGKILL)
+        self._due.set(f"kill {task.spec.name}", self._stop_grace, kill)
 
     def _stop(self, number: int, grace: float, alone: bool = False) -> None:
         """Sends a signal to all tasks, and SIGKILL later.
@@ -380,7 +379,6 @@ class Supervisor:
           grace: seconds until SIGKILL.
           alone: SIGTERM to each task alone, which is to end its step and still needs its children.
         """
-        self._stopping = True
         for task in self._tasks:
             if task.exit is None:
                 if alone:
@@ -388,10 +386,12 @@ class Supervisor:
                 else:
                     task.signal(number)
         kill = self._kill_after_notice if alone else self._kill
-        self._due = {"kill": (time.monotonic() + grace, kill)}
+        # The limit holds for a job that starts again, too.
+        self._due.cancel_all(keep="limit" if self._job.is_restarting else "")
+        self._due.set("kill", grace, kill)
 
     def _kill(self) -> None:
-        self._due.pop("kill", None)
+        self._due.cancel("kill")
         for task in self._tasks:
             if task.exit is None:
                 task.signal(signal.SIGKILL)
@@ -423,8 +423,8 @@ class Supervisor:
             self._say("its last lines:" if failed.tail else "it printed nothing")
             for line in failed.tail:
                 self._streams[1].line(b"    " + without_colours(line).encode())
-        if self._verdict:
-            self._say(self._verdict)
+        if self._outcome.reason:
+            self._say(self._outcome.reason)
 
     def _cause(self, failed: Task, life: float) -> str:
         """The reason of the job's failure in one line; `life` is the task's, in seconds."""
