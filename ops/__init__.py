@@ -21,7 +21,7 @@ from tfdist.ops.collectives.reductions import all_reduce, barrier, broadcast, jo
 from tfdist.ops.local.copy_to_devices import copy_to_devices
 from tfdist.ops.local.local_reduce import local_reduce
 from tfdist.ops.local.sum_rows import sum_rows
-from tfdist.ops.ps.client import EditKind, ParameterClient, ParameterClientStats
+from tfdist.ops.ps.client import ParameterClient, ParameterClientStats
 from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
 from tfdist.ops.ps.prefetched import before_asking, prefetched
 from tfdist.ops.ps.saved_rows import SavedRows, import_rows, scan_rows
@@ -35,6 +35,7 @@ from tfdist.ops.ps.table_config import (
     RowRule,
     TableConfig,
 )
+from tfdist.ops.ps.tables import EditKind
 from tfdist.ops.trace import events as _events  # noqa: F401, registers its structure
 
 exclude_tfdist()

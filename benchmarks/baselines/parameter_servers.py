@@ -104,13 +104,13 @@ class TfdistWorker:
         def push(element):
             rate, step = tf.constant(LEARNING_RATE), tf.constant(1)
             self._parameters.stage(variables, model.gradients(element), rate, step)
-            self._client.push(variables)
+            self._client.parameters.push(variables)
 
         @tf.function
         def pull():
             begin = tf.timestamp()
             with tf.control_dependencies([begin]):
-                pulled = self._client.pull(variables, begins_step=True)
+                pulled = self._client.parameters.pull(variables, begins_step=True)
             with tf.control_dependencies([pulled]):
                 return tf.timestamp() - begin
 

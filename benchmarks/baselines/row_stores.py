@@ -197,9 +197,9 @@ class TfdistClient(_Store):
         # A step pushes variables; this one has no elements, and represents the table.
         table = _Table(tf.Variable(tf.zeros([0, width])), width)
         shards = Placement(1, 2**25).shards("rows", (0, width), 4)
-        table.parameter = client.add_parameter("rows", tf.float32, shards)
-        table.variable.assign(client.initial_value(table.parameter, table.variable))
-        table.table = client.create_table(
+        table.parameter = client.parameters.add("rows", tf.float32, shards)
+        table.variable.assign(client.parameters.initial_value(table.parameter, table.variable))
+        table.table = client.tables.create(
             "rows",
             ops.TableConfig(
                 width=width,
@@ -210,14 +210,15 @@ class TfdistClient(_Store):
         )
 
         def update(ids):
-            client.pull([table], begins_step=True)
+            client.parameters.pull([table], begins_step=True)
             gradients = tf.fill([tf.size(ids), width], GRADIENT)
-            client.stage_rows([table], [ids], [gradients], [tf.constant(LEARNING_RATE)], 1)
-            client.push([table])
+            client.tables.stage([table], [ids], [gradients], [tf.constant(LEARNING_RATE)], 1)
+            client.parameters.push([table])
 
         signature = [tf.TensorSpec([None], tf.int64)]
-        self._insert = tf.function(lambda ids: client.lookup([table], [ids], True)[0], signature)
-        self._look_up = tf.function(lambda ids: client.lookup([table], [ids], False)[0], signature)
+        look_up = client.tables.lookup
+        self._insert = tf.function(lambda ids: look_up([table], [ids], True)[0], signature)
+        self._look_up = tf.function(lambda ids: look_up([table], [ids], False)[0], signature)
         self._update = tf.function(update, signature)
 
     def steps(self, numbers: np.ndarray, until: str) -> list[float]:

@@ -33,7 +33,7 @@ def prefetched(
 
     def request(*batch):
         client, tables, ids = lookups_of(*batch)
-        client.prefetch(tables, ids, training)
+        client.tables.prefetch(tables, ids, training)
         # `map` unpacks a tuple, but passes a named tuple as one component.
         return batch if type(dataset.element_spec) is tuple else batch[0]
 

@@ -84,17 +84,17 @@ class Centre:
         """Moves the centre towards a worker's values; returns what it has moved by."""
         parameters = [variable.parameter for variable in variables]
         with tf.device("/device:CPU:0"):
-            return self._client.exchange(parameters, values, self._alpha)
+            return self._client.averaging.exchange(parameters, values, self._alpha)
 
     def fetch(self, variables: Sequence[CentreVariable]) -> None:
         """Brings this worker's copies up to date."""
         with tf.device("/device:CPU:0"):
-            self._client.pull(variables, begins_step=False)
+            self._client.parameters.pull(variables, begins_step=False)
 
     def publish(self, variables: Sequence[CentreVariable]) -> tf.Operation | None:
         """Makes the chief's copies the centre; returns the operation, in a graph."""
         with tf.device("/device:CPU:0"):
-            return self._client.set(variables, write=self._is_chief)
+            return self._client.parameters.set(variables, write=self._is_chief)
 
     def wait_for_workers(self) -> tf.Tensor:
         """Waits until all workers have come here; returns a zero, float32[]."""

@@ -86,7 +86,7 @@ class ElasticTables(RemoteTables):
 
     def begin_unit(self) -> None:
         """Says that the next call of a step is the job's next unit of work."""
-        self._join().client.begin_unit(self._job.units)
+        self._join().client.commits.begin_unit(self._job.units)
 
     @contextlib.contextmanager
     def unit(self, trains: bool) -> Iterator[None]:
@@ -114,7 +114,7 @@ class ElasticTables(RemoteTables):
         parameters = self._join()
         variables = parameters.variables()
         if variables:
-            parameters.client.commit(variables)
+            parameters.client.commits.commit(variables)
 
     def _resolve(self, world: World, units: int) -> None:
         """Tells the servers that the members of a generation have done some units of work."""
@@ -128,7 +128,7 @@ class ElasticTables(RemoteTables):
         client = self._join().client
         job = int.from_bytes(hashlib.sha256(world.job.encode()).digest()[:8], "little") or 1
         try:
-            client.resolve(
+            client.commits.resolve(
                 job, world.generation, units, [slots[member.address] for member in world.members]
             )
         except tf.errors.FailedPreconditionError as error:
@@ -174,7 +174,7 @@ class _ElasticParameters(Parameters):
         """Sends what was staged, and waits until the servers have it."""
         self._groups.end()
         if trains:
-            self.client.push(self.variables(), waits=True)
+            self.client.parameters.push(self.variables(), waits=True)
 
     def set_cache(self, name: str, table: int, rows: int, steps: int) -> None:
         """Refuses caches, whose rows lack steps.
@@ -228,11 +228,11 @@ class _ElasticParameters(Parameters):
 
     def settle(self) -> None:
         """See `Parameters.settle`; gives up after some seconds, or if another worker is lost."""
-        if not tf.executing_eagerly() or self.client.is_committed_by_all():
+        if not tf.executing_eagerly() or self.client.commits.is_committed_by_all():
             return
         deadline = time.monotonic() + _SETTLING
         while time.monotonic() < deadline and not self._job.communicator.failed():
-            if self.client.is_committed_by_all():
+            if self.client.commits.is_committed_by_all():
                 return
             self._job.pause(_PAUSE)
         _log.warning(

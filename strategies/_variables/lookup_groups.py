@@ -58,7 +58,7 @@ class LookupGroups:
             return
         del self._groups[current_graph()]
         for level, size in group.sizes.items():
-            self._client.set_lookup_group(group.key, level, size)
+            self._client.tables.set_lookup_group(group.key, level, size)
 
     def lookup(
         self, tables: Sequence[Any], ids: Sequence[tf.Tensor], training: bool
@@ -67,10 +67,10 @@ class LookupGroups:
         # There is no group in a branch or a loop's body: its lookups may not run in each step.
         group = self._group
         if group is None:
-            return self._client.lookup(tables, ids, training)
+            return self._client.tables.lookup(tables, ids, training)
         depth = group.depth(tables, ids)
         level = 2 * depth + int(training)
-        rows = self._client.lookup(tables, ids, training, (group.key, level))
+        rows = self._client.tables.lookup(tables, ids, training, (group.key, level))
         group.add(rows[0].op, depth, level)
         return rows
 

@@ -129,7 +129,7 @@ class Parameters:
         shards = self._placement.shards(placed_as, shape, dtype.size, parts)
         if placed_as != name:
             shards = renamed(shards, name)
-        parameter = self.client.add_parameter(name, dtype, shards)
+        parameter = self.client.parameters.add(name, dtype, shards)
         self._parameters[parameter] = Parameter(name, shape, dtype, placed_as)
         return parameter
 
@@ -147,7 +147,7 @@ class Parameters:
         content = bytes(config)
         if name not in self._tables:
             try:
-                table = self.client.create_table(name, config, resets_slots)
+                table = self.client.tables.create(name, config, resets_slots)
             except tf.errors.InvalidArgumentError as error:
                 # Converted, because Keras wraps the errors of layers and cannot construct this one.
                 raise ValueError(
@@ -172,7 +172,7 @@ class Parameters:
           rows: as for `client.set_cache`.
           steps: as for `client.set_cache`.
         """
-        self.client.set_cache(table, rows, steps)
+        self.client.tables.set_cache(table, rows, steps)
 
     def replica_of_all(self, replica: int) -> int | tf.Tensor:
         """Returns the number of a replica of this process among those of all workers.
@@ -184,7 +184,7 @@ class Parameters:
 
     def initial_value(self, parameter: int, value: tf.Tensor) -> tf.Tensor:
         """Returns the servers' value of a parameter; creates it as `value` if they have none."""
-        return self.client.initial_value(parameter, value)
+        return self.client.parameters.initial_value(parameter, value)
 
     def first_of_all(self, value: int) -> int:
         """Returns the value of the worker that called first.
@@ -278,7 +278,7 @@ class Parameters:
         if not self.in_step:
             # Only eagerly: a function that is being traced may be called anywhere, or saved.
             if read and tf.executing_eagerly():
-                self.client.pull([variable], begins_step=False)
+                self.client.parameters.pull([variable], begins_step=False)
         elif variable.parameter in self._staged and not in_graph_of_tensorflow_1():
             self._end_step(is_last=False)
             self._begin_step()
@@ -296,12 +296,12 @@ class Parameters:
     def pull_all(self, begins_step: bool) -> tf.Operation | None:
         """Brings all variables up to date; with `begins_step` a step begins."""
         variables = self.variables()
-        return self.client.pull(variables, begins_step) if variables else None
+        return self.client.parameters.pull(variables, begins_step) if variables else None
 
     def push_all(self, ends_step: bool = True) -> tf.Operation | None:
         """Sends the changes of all variables; the last push of a step ends it."""
         variables = self.variables()
-        return self.client.push(variables, ends_step) if variables else None
+        return self.client.parameters.push(variables, ends_step) if variables else None
 
     @property
     def _staged(self) -> set[int]:
@@ -330,7 +330,7 @@ class Parameters:
           config: the optimizer.
           bindings: each variable with its slots and its weight decay.
         """
-        self.client.bind(
+        self.client.parameters.bind(
             config,
             [(v.parameter, [s.parameter for s in slots], decay) for v, slots, decay in bindings],
         )
@@ -354,7 +354,7 @@ class Parameters:
           The operation, in a graph.
         """
         counters.note_update()
-        staged = self.client.stage(variables, gradients, learning_rate, step)
+        staged = self.client.parameters.stage(variables, gradients, learning_rate, step)
         self.has_staged(variables)
         return staged
 
@@ -370,13 +370,13 @@ class Parameters:
         """Holds gradients of rows for the push that ends the step; as `client.stage_rows`."""
         counters.note_update()
         self._groups.cut()
-        return self.client.stage_rows(tables, *gradients)
+        return self.client.tables.stage(tables, *gradients)
 
     def all_reduce(self, values: Any, divisor: int | None) -> Any:
         """Sums tensors, or nested tensors, over all workers; divides the sums by a divisor."""
         with self._after_pull():
             tensors = [tf.identity(tf.convert_to_tensor(v)) for v in tf.nest.flatten(values)]
-        sums = self.client.reduce(tensors)
+        sums = self.client.averaging.reduce(tensors)
         if divisor is not None:
             sums = [s / tf.cast(divisor, s.dtype) for s in sums]
         return tf.nest.pack_sequence_as(values, sums)
@@ -393,4 +393,4 @@ class Parameters:
 
     def write(self, variables: Sequence[ServerVariable]) -> tf.Operation | None:
         """Writes variables that were changed outside of a step to the servers."""
-        return self.client.set(variables, write=self.is_chief)
+        return self.client.parameters.set(variables, write=self.is_chief)

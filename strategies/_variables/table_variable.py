@@ -328,21 +328,21 @@ def edit(
     """Changes rows of a table at once, not at the end of a step; as `ParameterClient.edit_rows`."""
     client = _prepared(variable)
     with tf.device("/device:CPU:0"):
-        return client.edit_rows(variable, kind, ids, rows)
+        return client.tables.edit(variable, kind, ids, rows)
 
 
 def find(variable: TableVariable, ids: tf.Tensor, values: bool) -> tuple[tf.Tensor, tf.Tensor]:
     """As `ParameterClient.find_rows`."""
     client = _prepared(variable)
     with tf.device("/device:CPU:0"):
-        return client.find_rows(variable, ids, values)
+        return client.tables.find(variable, ids, values)
 
 
 def size(variable: TableVariable) -> tf.Tensor:
     """As `ParameterClient.table_size`."""
     client = _prepared(variable)
     with tf.device("/device:CPU:0"):
-        return client.table_size(variable)
+        return client.tables.size(variable)
 
 
 def _prepared(variable: TableVariable) -> ops.ParameterClient:

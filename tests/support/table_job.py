@@ -44,10 +44,12 @@ class Tables:
 
     def table(self, name: str, width: int = 2, **config) -> SimpleNamespace:
         """Creates a table for `ParameterClient.lookup`."""
-        table_id = self.client.create_table(name, ops.TableConfig(width=width, **config))
+        table_id = self.client.tables.create(name, ops.TableConfig(width=width, **config))
         shard = SimpleNamespace(server=0, name=name, first=0, count=0)
-        parameter = self.client.add_parameter(name, tf.float32, [shard])
-        variable = tf.Variable(self.client.initial_value(parameter, tf.zeros([0, width])))
+        parameter = self.client.parameters.add(name, tf.float32, [shard])
+        variable = tf.Variable(
+            self.client.parameters.initial_value(parameter, tf.zeros([0, width]))
+        )
         return SimpleNamespace(
             name=name,
             table=table_id,
@@ -60,20 +62,20 @@ class Tables:
     def lookup(self, table, ids, training: bool = True) -> np.ndarray:
         """Returns the rows of ids."""
         ids = tf.constant(ids, tf.int64)
-        return self.client.lookup([table], [ids], training)[0].numpy()
+        return self.client.tables.lookup([table], [ids], training)[0].numpy()
 
     def push(self, table, ids, gradients, rate: float = 1.0, wait: bool = True) -> None:
         """Makes one step with these gradients; with `wait`, waits for the acknowledgement."""
         self._steps += 1
-        self.client.pull([table], begins_step=True)
-        self.client.stage_rows(
+        self.client.parameters.pull([table], begins_step=True)
+        self.client.tables.stage(
             [table],
             [tf.constant(ids, tf.int64)],
             [tf.constant(gradients, tf.float32)],
             [tf.constant(rate)],
             tf.constant(self._steps),
         )
-        self.client.push([table])
+        self.client.parameters.push([table])
         if wait:
             self.client.flush(10.0)
 

@@ -208,7 +208,7 @@ class Feed:
         trained = -1
         while self._streams[-1] is stream and not stream.is_over:
             idle = not stream.has_batches and not self._in_steps
-            pushes.push_accumulated()
+            pushes.parameters.push_accumulated()
             idle = idle and self._feeds.pushes_have_arrived(_POLL)
             now = time.monotonic()
             if stream.trained != trained or idle or self._in_steps:
@@ -272,22 +272,22 @@ class Feed:
         if stream is not None and not stream.is_pushed:
             self.report()  # what was trained without pushes
             self._push(stream)
-        pushes.begin_steps(self._number, batches)
+        pushes.commits.begin_steps(self._number, batches)
 
     def _push(self, stream: Stream) -> None:
         """Lets the pushes of steps commit the batches of an iteration from now on."""
         pushes, number = self._feeds.pushes, self._number
         assert pushes is not None
         if stream.again is None:  # else the batches of the pass before come first
-            pushes.forget_stream(number)
-        stream.tell(lambda batch: pushes.add_batch(number, batch))
+            pushes.commits.forget_stream(number)
+        stream.tell(lambda batch: pushes.commits.add_batch(number, batch))
 
     def end_steps(self) -> None:
         """Says that no push commits a batch until `begin_steps` is called again."""
         with self._lock:
             was_in_steps, self._in_steps = self._in_steps, False
         if was_in_steps and self._feeds.pushes is not None:
-            self._feeds.pushes.begin_steps(self._number, 0)
+            self._feeds.pushes.commits.begin_steps(self._number, 0)
 
     def train(self, batches: int = 1) -> None:
         """Notes that the next batches of this iteration are trained.
@@ -442,7 +442,7 @@ class Feeds:
         """Returns those of the leases that a refused batch had records of."""
         if self.pushes is None:
             return set()
-        batches, leases = self.pushes.take_refused()
+        batches, leases = self.pushes.commits.take_refused()
         if batches:
             _log.warning(
                 "%s: %d steps on data tasks that belong to others by now did not count",

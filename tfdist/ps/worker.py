@@ -192,7 +192,7 @@ class PsWorker:
         Raises:
           tf.errors.OpError: a server answered with an error.
         """
-        self.client.push_accumulated()
+        self.client.parameters.push_accumulated()
         self.wait_for_pushes()
 
     def wait_for_pushes(self) -> None:
@@ -413,7 +413,7 @@ class LocalPsWorker:
 
     def wait_for_workers(self) -> None:
         """Pushes what is held back: there is no other worker."""
-        self.client.push_accumulated()
+        self.client.parameters.push_accumulated()
         self.client.flush(_LOCAL_TIMEOUT)
 
     def readings(self) -> list[Reading | None]:

@@ -60,8 +60,8 @@ def test_a_newcomer_with_another_description():
             stranger.form()
         # Of the member that has answered first.
         problems = [
-            f"'clip' differs: expected 'sum' as on worker {index} at {known[index]}, received 'mean'"
-            for index in range(2)
+            f"'clip' differs: expected 'sum' as on worker {i} at {known[i]}, received 'mean'"
+            for i in range(2)
         ]
         assert any(problem in str(caught.value) for problem in problems)
         log.wait_for("refused .*: 'clip' differs: expected 'sum'")

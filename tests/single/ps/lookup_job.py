@@ -45,7 +45,9 @@ class Job:
     def table(self, width: int, **fields) -> Table:
         name = f"table {len(self.tables)}"
         uniform = ops.RowInitializer(ops.InitializerKind.UNIFORM, -1.0, 1.0, len(self.tables))
-        table_id = self.client.create_table(name, ops.TableConfig(width=width, initializer=uniform))
+        table_id = self.client.tables.create(
+            name, ops.TableConfig(width=width, initializer=uniform)
+        )
         # It has no rows; steps pull and push it.
         parameter = self.parameters.add(name, (0, width), tf.float32)
         value = self.parameters.initial_value(parameter, tf.zeros((0, width)))
@@ -55,7 +57,7 @@ class Job:
 
     def rows(self, table: Table, ids) -> np.ndarray:
         """Returns the servers' current rows."""
-        return self.client.lookup([table], [tf.constant(ids, tf.int64)], False)[0].numpy()
+        return self.client.tables.lookup([table], [tf.constant(ids, tf.int64)], False)[0].numpy()
 
     def update(self, table: Table, ids, gradients) -> None:
         """Makes a step of SGD with a learning rate of 1."""

@@ -499,12 +499,12 @@ def test_another_optimizer_than_the_checkpoints(job, tmp_path):
         r"\(3\); expected momentum \(3\), velocity \(3\), .* reset_slots=True"
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        worker.client.create_table("a", config)
+        worker.client.tables.create("a", config)
     other = Worker([store], start=False)
     with pytest.raises(tf.errors.InvalidArgumentError, match="expected a width of 3, received 4"):
-        other.client.create_table("a", ops.TableConfig(width=4), resets_slots=True)
+        other.client.tables.create("a", ops.TableConfig(width=4), resets_slots=True)
     worker = Worker([store], start=False)
-    number = worker.client.create_table("a", config, resets_slots=True)
+    number = worker.client.tables.create("a", config, resets_slots=True)
     after = scanned(worker, number)
     assert after.keys() == before.keys()
     for id_, row in after.items():  # times of use, counts and values; and Adam's slots
@@ -512,7 +512,7 @@ def test_another_optimizer_than_the_checkpoints(job, tmp_path):
     # A worker with the former arguments would train another table.
     former = Worker([store], start=False)
     with pytest.raises(tf.errors.InvalidArgumentError, match="all workers have to give"):
-        former.client.create_table("a", ops.TableConfig(width=3, **ADAGRAD))
+        former.client.tables.create("a", ops.TableConfig(width=3, **ADAGRAD))
 
     worker = Worker([store], start=False, process=2000)
     table = worker.table("a", 3, **ADAM)

@@ -14,17 +14,17 @@ NO_ROWS = tf.zeros([0])
 
 
 def upsert(worker, table, ids, values):
-    worker.client.edit_rows(
+    worker.client.tables.edit(
         table, ops.EditKind.UPSERT, tf.constant(ids, tf.int64), tf.constant(values, tf.float32)
     )
 
 
 def remove(worker, table, ids):
-    worker.client.edit_rows(table, ops.EditKind.REMOVE, tf.constant(ids, tf.int64), NO_ROWS)
+    worker.client.tables.edit(table, ops.EditKind.REMOVE, tf.constant(ids, tf.int64), NO_ROWS)
 
 
 def clear(worker, table):
-    worker.client.edit_rows(table, ops.EditKind.CLEAR, tf.zeros([0], tf.int64), NO_ROWS)
+    worker.client.tables.edit(table, ops.EditKind.CLEAR, tf.zeros([0], tf.int64), NO_ROWS)
 
 
 @pytest.fixture
@@ -95,8 +95,8 @@ def test_max_rows_of_each_server(job):
         table = worker.table(f"limit {limit}", 1, max_rows=limit)
         for id_ in range(limit):
             worker.lookup(table, [id_ * 31])
-        assert worker.client.table_size(table) == limit
-        found, _ = worker.client.find_rows(table, tf.range(0, limit * 31, 31, tf.int64), False)
+        assert worker.client.tables.size(table) == limit
+        found, _ = worker.client.tables.find(table, tf.range(0, limit * 31, 31, tf.int64), False)
         assert found.numpy().all()
         worker.lookup(table, np.arange(-1000, 0))
-        assert limit <= worker.client.table_size(table) < limit + 16
+        assert limit <= worker.client.tables.size(table) < limit + 16

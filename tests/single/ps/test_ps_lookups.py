@@ -40,9 +40,9 @@ def test_short_floats_are_rounded_once_each_way(job, dtype):
 
 def test_cached_rows_are_used_for_some_steps(job):
     table = job.table(2)
-    job.client.set_cache(table.table, rows=2, steps=1)
+    job.client.tables.set_cache(table.table, rows=2, steps=1)
     ids = tf.constant([1, 2, 1], tf.int64)
-    look = lambda: job.client.lookup([table], [ids], True)[0].numpy()  # noqa: E731
+    look = lambda: job.client.tables.lookup([table], [ids], True)[0].numpy()  # noqa: E731
     first = look()
     counts = counted(job, look)
     assert (counts["cache_lookups"], counts["cache_hits"], counts["lookups"]) == (2, 2, 0)
@@ -51,7 +51,7 @@ def test_cached_rows_are_used_for_some_steps(job):
     np.testing.assert_array_equal(job.rows(table, [1]), first[:1] - 1)
     job.update(table, [2], np.ones((1, 2), np.float32))
     np.testing.assert_array_equal(look(), first - 1)
-    job.client.set_cache(table.table, rows=0, steps=0)
+    job.client.tables.set_cache(table.table, rows=0, steps=0)
     assert counted(job, look)["lookups"] == 1
 
 
@@ -94,12 +94,12 @@ def test_prefetched_rows_are_one_step_old_at_most(job):
     ids = tf.constant([1, 2], tf.int64)
     first = job.rows(table, [1, 2])
     ones = np.ones((2, 2), np.float32)
-    look = lambda: job.client.lookup([table], [ids], True)[0].numpy()  # noqa: E731
-    job.client.prefetch([table], [ids])
+    look = lambda: job.client.tables.lookup([table], [ids], True)[0].numpy()  # noqa: E731
+    job.client.tables.prefetch([table], [ids])
     job.update(table, [1, 2], ones)
     np.testing.assert_array_equal(look(), first)
     np.testing.assert_array_equal(look(), first - 1)
-    job.client.prefetch([table], [ids])
+    job.client.tables.prefetch([table], [ids])
     for _ in range(2):
         job.update(table, [1, 2], ones)
     np.testing.assert_array_equal(look(), first - 3)

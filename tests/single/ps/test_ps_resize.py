@@ -83,8 +83,10 @@ def test_shards_go_where_workers_ask_for_them(tmp_path):
         for part, count in parts:
             shards.append(_Shard(0, part, first, count))
             first += count
-        number = worker.client.add_parameter(name, tf.float32, shards)
-        return worker.client.initial_value(number, tf.fill([first], -1.0)).numpy().tolist()
+        number = worker.client.parameters.add(name, tf.float32, shards)
+        return (
+            worker.client.parameters.initial_value(number, tf.fill([first], -1.0)).numpy().tolist()
+        )
 
     assert store.stats().shards == 0
     assert make("w", ("w", 2)) == [1, 2]

@@ -176,9 +176,9 @@ def test_slots_of_another_optimizer(tmp_path, ending):
         )
         with pytest.raises(CheckpointError, match=re.escape(message)):
             files.import_table(other.client, copied.table, config, path, name="new")
-        assert other.client.table_size(copied) == 0
+        assert other.client.tables.size(copied) == 0
         count = files.import_table(other.client, copied.table, config, path, slots=False)
-        assert count == other.client.table_size(copied) == 3000
+        assert count == other.client.tables.size(copied) == 3000
         ids = list(rows_of(stores[0])["t"])
         np.testing.assert_array_equal(
             other.lookup(copied, ids, training=False), worker.lookup(table, ids, training=False)

@@ -40,7 +40,7 @@ class WorkerStates:
         self._mine = numbers[self._rank]
         self._others = {rank: numbers[rank].value for rank in others}
         variables = [number.variable for number in numbers.values()]
-        self._pull = self._client.pull(variables, begins_step=False)
+        self._pull = self._client.parameters.pull(variables, begins_step=False)
 
     def begin(self, session: tf.compat.v1.Session, timeout: float) -> None:
         """Publishes that this worker has begun; if it is not the chief, waits until the chief has.
@@ -121,7 +121,7 @@ class SharedNumber:
         store = tf.raw_ops.AssignVariableOp(resource=self.variable.handle, value=self._new)
         with tf.control_dependencies([store]):
             client = strategy.extended.parameters.client
-            self._set = client.set([self.variable], write=True)
+            self._set = client.parameters.set([self.variable], write=True)
 
     def tell(self, session: tf.compat.v1.Session, value: int) -> None:
         """Sets the value for all workers, from any worker."""
