@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -109,12 +110,9 @@ def test_prefetched_rows_are_one_step_old_at_most(job):
 def test_prefetching_keeps_the_structure_of_a_batch():
     """A dataset of one component that is a pair is none of features and labels."""
 
-    class Client:
-        def prefetch(self, *asked):
-            pass
-
+    client = SimpleNamespace(tables=SimpleNamespace(prefetch=lambda *asked: None))
     numbers = tf.range(4, dtype=tf.int64)
     for components in (((numbers, numbers),), (numbers, numbers), numbers, {"ids": numbers}):
         dataset = tf.data.Dataset.from_tensor_slices(components)
-        asking = ops.prefetched(dataset, lambda *batch: (Client(), [], []))
+        asking = ops.prefetched(dataset, lambda *batch: (client, [], []))
         assert asking.element_spec == dataset.element_spec
