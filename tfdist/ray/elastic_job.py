@@ -16,7 +16,8 @@ from typing import Any
 import ray
 
 from tfdist.errors import RayJobError
-from tfdist.launch.elastic_policy import ElasticPolicy, FailureDecision, SlotState, Verdict
+from tfdist.launch.elastic_policy import ElasticPolicy, SlotState
+from tfdist.launch.policy import EndDecision, Verdict
 from tfdist.ray.job import RayJob, TaskFailed, failed
 from tfdist.ray.request import RayResult
 from tfdist.ray.task import Ending, TaskHandle
@@ -70,7 +71,7 @@ class ElasticRayJob(RayJob):
             self._group = group
             try:
                 self._policy.begin()
-                while not self._policy.has_ended:
+                while not self._policy.is_done:
                     self._handle_end()
                     self._start_again()
                     self._grow()
@@ -115,7 +116,7 @@ class ElasticRayJob(RayJob):
         decision = self._policy.failed(slot, time.monotonic() - task.started_at)
         self._carry_out(slot, error, decision)
 
-    def _carry_out(self, slot: int, error: TaskFailed, decision: FailureDecision) -> None:
+    def _carry_out(self, slot: int, error: TaskFailed, decision: EndDecision) -> None:
         if decision.verdict is Verdict.FAIL:
             raise failed(error, decision.reason) from error.__cause__
         if decision.verdict is Verdict.RESTART:
