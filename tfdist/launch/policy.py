@@ -142,3 +142,9 @@ class JobPolicy(Protocol):
           life: seconds from its start to its end.
           survived: the failures after which the job went on.
         """
+
+
+def decide_alone(policy: JobPolicy, end: TaskEnd) -> EndDecision:
+    """Decides what follows from the end of one task, in a job that has received no signal."""
+    ((_, decision),) = policy.decide([end], False)
+    return decision
