@@ -53,7 +53,7 @@ CPP_FORBIDDEN = {
 
 # Packages and modules below tfdist.
 PYTHON_ROOMS = [
-    ["errors", "_version", "_providers", "atomic_files", "internals"],
+    ["errors", "_version", "_providers", "atomic_files", "internals", "state_machine"],
     ["_compatibility", "config"],
     ["control"],
     ["preemption.stop_board", "preemption.stop_watch"],

@@ -27,9 +27,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from tfdist.config.elastic import Elastic
+from tfdist.errors import Preempted
+from tfdist.launch.policy import EndDecision, TaskEnd, Verdict
+
+# The failures that the report lists.
+_MAX_SURVIVED = 10
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -92,34 +97,6 @@ class SlotState(enum.Enum):
     OUT = enum.auto()
 
 
-class Verdict(enum.Enum):
-    """What follows from a failure."""
-
-    RESTART = enum.auto()
-    LEAVE_OUT = enum.auto()
-    # The job has failed; the other workers are stopped.
-    FAIL = enum.auto()
-    # The job has failed, but the other workers are finishing by themselves.
-    FAIL_AT_END = enum.auto()
-    # The worker was started into a running job, which has finished: no failure.
-    TOO_LATE = enum.auto()
-
-
-@dataclasses.dataclass(frozen=True)
-class FailureDecision:
-    """What follows from a failure, and why.
-
-    Attributes:
-      verdict: what follows.
-      wait: seconds until the restart, if there is one.
-      reason: why there is no restart, for a message.
-    """
-
-    verdict: Verdict
-    wait: float = 0.0
-    reason: str = ""
-
-
 @dataclasses.dataclass(frozen=True)
 class Backoff:
     """When failed workers are started again.
@@ -176,20 +153,32 @@ _HAS_PROCESS = (SlotState.RUNNING, SlotState.LEAVING, SlotState.RETURNING)
 
 
 class ElasticPolicy:
-    """The slots of an elastic job.
+    """The slots of an elastic job, and its parameter servers, whose indices follow the slots.
 
     Args:
       workers: how many there may be.
       max_restarts: the number of restarts after failures, of all slots and servers together.
       backoff: the time until a restart.
+      servers: the number of parameter servers.
+
+    Attributes:
+      slots_of_failing_host: called with the slot, start and end of a failed worker; returns the
+        slots of its host if the host is to be left out.
     """
 
     def __init__(
-        self, workers: WorkerRange, max_restarts: int = 10, backoff: Backoff | None = None
+        self,
+        workers: WorkerRange,
+        max_restarts: int = 10,
+        backoff: Backoff | None = None,
+        servers: int = 0,
     ) -> None:
         self.workers = workers
         self.restarts_left = max_restarts
+        self.slots_of_failing_host: Callable[[int, float, float], Collection[int] | None]
+        self.slots_of_failing_host = lambda slot, started, ended: None
         self._backoff = backoff or Backoff()
+        self._servers = range(workers.maximum, workers.maximum + servers)
         self._slots = [_Slot() for _ in range(workers.maximum)]
 
     def state(self, slot: int) -> SlotState:
@@ -202,7 +191,7 @@ class ElasticPolicy:
         return self._of(*_WORKS)
 
     @property
-    def waiting(self) -> bool:
+    def awaits_start(self) -> bool:
         """Whether a slot waits for its restart."""
         return bool(self._of(SlotState.WAITING))
 
@@ -222,16 +211,59 @@ class ElasticPolicy:
         return running if are_late else []
 
     @property
-    def has_ended(self) -> bool:
+    def is_done(self) -> bool:
         """Whether no worker runs, and none will."""
         return not self._of(*_HAS_PROCESS, SlotState.WAITING)
 
     def begin(self) -> list[int]:
-        """Returns the slots that the job begins with; they count as running."""
+        """Returns the slots that the job begins with, which count as running, and the servers."""
         first = list(range(self.workers.start))
         for slot in first:
             self._slots[slot].state = SlotState.RUNNING
-        return first
+        return [*first, *self._servers]
+
+    def decide(
+        self, ends: Sequence[TaskEnd], is_interrupted: bool
+    ) -> Iterator[tuple[TaskEnd, EndDecision]]:
+        """Decides what follows from the ends of some tasks, the earliest first."""
+        # No worker fails because of another. What matters is whether one has finished before.
+        for end in sorted(ends, key=lambda end: end.at):
+            is_server = end.index in self._servers
+            decide = self._server_ended if is_server else self._worker_ended
+            yield end, decide(end, is_interrupted)
+
+    def _server_ended(self, end: TaskEnd, is_interrupted: bool) -> EndDecision:
+        if end.code == 0 or end.told_to_stop or self.is_done or is_interrupted:
+            return EndDecision(Verdict.NOTHING)
+        # At once, since the workers wait for it.
+        if self.take_restart():
+            return EndDecision(Verdict.REPLACE)
+        return EndDecision(Verdict.FAIL, reason="no restarts left")
+
+    def _worker_ended(self, end: TaskEnd, is_interrupted: bool) -> EndDecision:
+        is_told = self.state(end.index) in (SlotState.LEAVING, SlotState.RETURNING)
+        if is_told or end.code == Preempted.EXIT_CODE:
+            return EndDecision(Verdict.RETURN if self.left(end.index) else Verdict.LEFT)
+        if end.code == 0:
+            return EndDecision(Verdict.FINISHED, cancelled=tuple(self.end(end.index)))
+        # A signal to the launcher may have reached the workers, too; it decides what follows.
+        if is_interrupted:
+            return EndDecision(Verdict.NOTHING)
+        there = self.slots_of_failing_host(end.index, end.started_at, end.at)
+        wait = None if there is None else self.move(end.index, there)
+        if wait is not None:
+            return EndDecision(Verdict.MOVE, wait=wait)
+        return self.failed(end.index, end.life)
+
+    def cause(self, title: str, exit: str, life: float, survived: Sequence[str]) -> str:
+        """Returns the reason of the job's failure in one line, and what it survived before."""
+        cause = f"the job failed because of {title}: {exit}, {life:.1f} s after its start"
+        if not survived:
+            return cause
+        last = survived[-_MAX_SURVIVED:]
+        earlier = len(survived) - len(last)
+        listed = ", ".join([f"{earlier} others"] * bool(earlier) + list(last))
+        return f"{cause}; it had survived the failures of {listed}"
 
     def restarted(self, slot: int) -> None:
         """Notes that the back-off of a waiting slot is over, and its worker runs again."""
@@ -285,7 +317,7 @@ class ElasticPolicy:
         self._slots[slot] = _Slot(SlotState.WAITING, held=True)
         return self._backoff.seconds(1)
 
-    def failed(self, slot: int, life: float) -> FailureDecision:
+    def failed(self, slot: int, life: float) -> EndDecision:
         """Decides what follows from the failure of a running worker.
 
         Args:
@@ -301,7 +333,7 @@ class ElasticPolicy:
         if self.finished:
             by = self._of(SlotState.FINISHED)[0]
             verdict = Verdict.TOO_LATE if found.late else Verdict.FAIL_AT_END
-            return FailureDecision(verdict, reason=f"worker {by} has finished before")
+            return EndDecision(verdict, reason=f"worker {by} has finished before")
         others = len(self.not_held)
         if found.soon >= self._backoff.attempts:
             reason = (
@@ -313,13 +345,13 @@ class ElasticPolicy:
         elif others + 1 >= self.workers.minimum:
             found.state = SlotState.WAITING
             self.restarts_left -= 1
-            return FailureDecision(Verdict.RESTART, wait=self._backoff.seconds(found.failures))
+            return EndDecision(Verdict.RESTART, wait=self._backoff.seconds(found.failures))
         else:
             reason = ""
         if others >= self.workers.minimum:
-            return FailureDecision(Verdict.LEAVE_OUT, reason=reason)
+            return EndDecision(Verdict.LEAVE_OUT, reason=reason)
         few = f"too few workers remain ({others}, expected at least {self.workers.minimum})"
-        return FailureDecision(Verdict.FAIL, reason=f"{reason}; {few}" if reason else few)
+        return EndDecision(Verdict.FAIL, reason=f"{reason}; {few}" if reason else few)
 
     def take_restart(self) -> bool:
         """Takes one of the restarts, for a task without a slot; returns whether there was one."""

@@ -23,6 +23,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
+from tfdist.state_machine import StateMachine
+
 
 class JobState(enum.Enum):
     """What a job does; the module's drawing has the transitions."""
@@ -47,15 +49,11 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
 }
 
 
-class JobLifecycle:
-    """The state of one job, which changes as the module's drawing says.
-
-    Attributes:
-      state: the present state.
-    """
+class JobLifecycle(StateMachine[JobState]):
+    """The state of one job, which changes as the module's drawing says."""
 
     def __init__(self) -> None:
-        self.state = JobState.RUNNING
+        super().__init__("a job", TRANSITIONS, JobState.RUNNING)
 
     @property
     def is_stopping(self) -> bool:
@@ -76,12 +74,3 @@ class JobLifecycle:
     def has_ended(self) -> bool:
         """Whether no task is left."""
         return self.state is JobState.ENDED
-
-    def go(self, to: JobState) -> None:
-        """Changes the state."""
-        expected = sorted(state.name for state in TRANSITIONS[self.state])
-        assert to in TRANSITIONS[self.state], (
-            f"a job that is {self.state.name} expected one of {expected} to follow, "
-            f"received {to.name}"
-        )
-        self.state = to

@@ -29,7 +29,8 @@ from tfdist.errors import ClusterConfigError
 from tfdist.launch.binding import Binding
 from tfdist.launch.debug_directory import debug_directory
 from tfdist.launch.elastic_policy import Backoff, ElasticPolicy, WorkerRange
-from tfdist.launch.elastic_supervisor import ElasticSupervisor
+from tfdist.launch.elastic_workers import ElasticWorkers
+from tfdist.launch.fixed_policy import FixedPolicy
 from tfdist.launch.hosts import discovery
 from tfdist.launch.hosts.connection import AgentCommand
 from tfdist.launch.hosts.cooldown import Cooldown
@@ -38,8 +39,10 @@ from tfdist.launch.hosts.pool import Connector, HostPool, JobCommand, Site, this
 from tfdist.launch.output import OutputStream, output_streams
 from tfdist.launch.ports import free_range
 from tfdist.launch.private_directory import private_directory
+from tfdist.launch.running_job import RunningJob
 from tfdist.launch.scale_channel import scale_listener
-from tfdist.launch.supervisor import Supervisor, TaskSpec
+from tfdist.launch.supervisor import Supervisor
+from tfdist.launch.task import TaskSpec
 
 __all__ = ["LaunchOptions", "plan", "run"]
 
@@ -502,30 +505,26 @@ def _supervisor(
     listener: socket.socket | None,
 ) -> Supervisor:
     """Returns the supervisor of the tasks; `listener` is for `tfdist scale` of an elastic job."""
-    if isinstance(options.workers, WorkerRange):
-        assert listener is not None
-        max_restarts = 10 if options.max_restarts is None else options.max_restarts
-        return ElasticSupervisor(
-            tasks,
-            pool,
-            policy=ElasticPolicy(options.workers, max_restarts, options.backoff),
-            listener=listener,
-            connect=connector.connect,
-            cooldown=options.cooldown or Cooldown(),
-            discovery_script=options.discovery_script,
-            streams=streams,
-            log_dir=options.log_dir,
-            timeout=options.timeout,
-            stop_grace=options.stop_grace,
-            signal_grace=options.signal_grace,
-        )
-    return Supervisor(
+    job = RunningJob(
         tasks,
         pool,
         streams=streams,
         log_dir=options.log_dir,
-        timeout=options.timeout,
-        restarts=options.restarts,
         stop_grace=options.stop_grace,
         signal_grace=options.signal_grace,
     )
+    if not isinstance(options.workers, WorkerRange):
+        fixed = FixedPolicy([task.role for task in tasks], options.restarts)
+        return Supervisor(job, fixed, timeout=options.timeout)
+    assert listener is not None
+    max_restarts = 10 if options.max_restarts is None else options.max_restarts
+    policy = ElasticPolicy(options.workers, max_restarts, options.backoff, options.ps)
+    workers = ElasticWorkers(
+        job,
+        policy,
+        listener=listener,
+        connect=connector.connect,
+        cooldown=options.cooldown or Cooldown(),
+        discovery_script=options.discovery_script,
+    )
+    return Supervisor(job, policy, timeout=options.timeout, workers=workers)

@@ -18,6 +18,7 @@ from tfdist.launch.output import (
     TaskOutput,
     terminal_size,
 )
+from tfdist.launch.policy import TaskRole
 from tfdist.launch.process import Exit, ProcessSpec, TaskProcess
 
 # Starts a process whose stdout and stderr the sinks receive.
@@ -45,6 +46,11 @@ class TaskSpec:
     grace: float
     prepares_data: bool = False
     host: str = ""
+
+    @property
+    def role(self) -> TaskRole:
+        """What it is for, as a policy needs it."""
+        return TaskRole(self.trains, self.serves, self.prepares_data)
 
     @property
     def title(self) -> str:

@@ -16,10 +16,11 @@ from typing import Any
 import ray
 
 from tfdist.errors import RayJobError
-from tfdist.launch.elastic_policy import ElasticPolicy, FailureDecision, SlotState, Verdict
+from tfdist.launch.elastic_policy import ElasticPolicy, SlotState
+from tfdist.launch.policy import EndDecision, Verdict, decide_alone
 from tfdist.ray.job import RayJob, TaskFailed, failed
 from tfdist.ray.request import RayResult
-from tfdist.ray.task import Ending, TaskHandle
+from tfdist.ray.task import TaskHandle
 
 _log = logging.getLogger("tfdist.ray")
 _CHECK = 0.5
@@ -70,7 +71,7 @@ class ElasticRayJob(RayJob):
             self._group = group
             try:
                 self._policy.begin()
-                while not self._policy.has_ended:
+                while not self._policy.is_done:
                     self._handle_end()
                     self._start_again()
                     self._grow()
@@ -94,16 +95,17 @@ class ElasticRayJob(RayJob):
         task, ending, value = ended
         if task in self._servers:
             return
-        slot = self._workers.index(task)
         task.end()
-        if ending is Ending.RETURNED:
-            self._values[slot] = value
-            for other in self._policy.end(slot):
+        end = self._end_of(task, ending)
+        decision = decide_alone(self._policy, end)
+        if decision.verdict is Verdict.FINISHED:
+            self._values[end.index] = value
+            for other in decision.cancelled:
                 self._due.pop(other, None)
             self._drop_newcomers()
             return
+        assert decision.verdict is Verdict.LEFT
         self._preemptions += 1
-        self._policy.left(slot)
         _log.warning("%s has left after a preemption notice", task)
 
     def _task_failed(self, error: TaskFailed) -> None:
@@ -111,11 +113,10 @@ class ElasticRayJob(RayJob):
         if task in self._servers:
             raise ServerFailed(task, error.ray_error)
         task.kill()
-        slot = self._workers.index(task)
-        decision = self._policy.failed(slot, time.monotonic() - task.started_at)
-        self._carry_out(slot, error, decision)
+        end = self._end_of(task)
+        self._carry_out(end.index, error, decide_alone(self._policy, end))
 
-    def _carry_out(self, slot: int, error: TaskFailed, decision: FailureDecision) -> None:
+    def _carry_out(self, slot: int, error: TaskFailed, decision: EndDecision) -> None:
         if decision.verdict is Verdict.FAIL:
             raise failed(error, decision.reason) from error.__cause__
         if decision.verdict is Verdict.RESTART:

@@ -8,6 +8,8 @@ from typing import Any
 
 import ray
 
+from tfdist.launch.fixed_policy import FixedPolicy
+from tfdist.launch.policy import TaskRole, Verdict, decide_alone
 from tfdist.ray.job import RayJob, TaskFailed, failed
 from tfdist.ray.request import RayResult
 from tfdist.ray.task import Ending
@@ -18,66 +20,88 @@ _DEATH_IS_REPORTED = 3.0
 
 
 class FixedRayJob(RayJob):
-    """Runs attempts until one succeeds; each has a new placement group and new processes."""
+    """Runs attempts until one succeeds; each has a new placement group and new processes.
 
-    # Whether a worker of this attempt has ended by a preemption notice.
-    _is_preempted = False
+    `FixedPolicy` decides, as for `tfdist run`. A new process has a new address, which the others do
+    not know, so no task starts again alone.
+    """
 
     def run(self) -> RayResult:
-        restarts = preemptions = 0
+        request = self._request
+        servers = [TaskRole(serves=True)] * request.num_ps
+        roles = [TaskRole(trains=True)] * request.num_workers + servers
+        self._policy = FixedPolicy(roles, request.max_failures, replaces=False)
+        preemptions = 0
         while True:
-            self._is_preempted = False
-            try:
-                values = self._attempt()
-            except TaskFailed as error:
-                # What the preempted machine takes with it is no failure.
-                if not self._is_preempted:
-                    if restarts == self._request.max_failures:
-                        raise failed(error, "no restarts left") from error.__cause__
-                    restarts += 1
-                    left = self._request.max_failures - restarts
-                    _log.warning("%s; starting all again (restarts left: %d)", error, left)
-                    continue
-                _log.warning("%s, after a preemption notice", error)
-            if not self._is_preempted:
-                return RayResult(values, restarts, preemptions, self._request.checkpoint_dir)
-            preemptions += 1
-            _log.warning("preempted: all workers have ended their step; starting all again")
+            values, is_preempted = self._attempt()
+            if is_preempted:
+                preemptions += 1
+                _log.warning("preempted: all workers have ended their step; starting all again")
+            elif values is not None:
+                restarts = request.max_failures - self._policy.restarts_left
+                return RayResult(values, restarts, preemptions, request.checkpoint_dir)
 
-    def _attempt(self) -> tuple[Any, ...]:
-        """Runs all tasks once; returns the workers' values.
+    def _attempt(self) -> tuple[tuple[Any, ...] | None, bool]:
+        """Runs all tasks once.
+
+        Returns:
+          The workers' values, None if a task has failed; and whether a worker has ended by a
+          preemption notice.
 
         Raises:
-          TaskFailed: a task has failed.
+          RayJobError: a task has failed, and no restarts are left.
         """
         with self._started():
+            self._policy.begin()
             values: dict[str, Any] = {}
+            is_preempted = False
             while len(values) < len(self._workers):
                 try:
                     ended = self._next_end()
                 except TaskFailed as error:
-                    raise self._cause_of(error) from error.__cause__
+                    failure, came_later = self._cause_of(error)
+                    is_preempted |= came_later
+                    self._failed(failure, is_preempted)
+                    return None, is_preempted
                 assert ended is not None
                 task, ending, value = ended
                 if task in self._servers:
                     continue  # it has seen the workers' end
                 values[task.name] = value
-                self._is_preempted |= ending is Ending.PREEMPTED
+                decision = decide_alone(self._policy, self._end_of(task, ending))
+                is_preempted |= decision.verdict is Verdict.NOTICED
                 task.end()
             self._let_servers_end()
-            return tuple(values[task.name] for task in self._workers)
+            return tuple(values[task.name] for task in self._workers), is_preempted
 
-    def _cause_of(self, failure: TaskFailed) -> TaskFailed:
-        """Returns the death of a process that `failure` may come from, or `failure` itself."""
+    def _failed(self, failure: TaskFailed, is_preempted: bool) -> None:
+        # What the preempted machine takes with it is no failure.
+        if is_preempted:
+            _log.warning("%s, after a preemption notice", failure)
+            return
+        decision = decide_alone(self._policy, self._end_of(failure.task))
+        if decision.verdict is Verdict.FAIL:
+            raise failed(failure, "no restarts left") from failure.__cause__
+        assert decision.verdict is Verdict.RESTART_ALL
+        left = self._policy.restarts_left
+        _log.warning("%s; starting all again (restarts left: %d)", failure, left)
+
+    def _cause_of(self, failure: TaskFailed) -> tuple[TaskFailed, bool]:
+        """Looks for the death of a process that `failure` may come from.
+
+        Returns:
+          That death, or `failure` itself; and whether a worker was preempted meanwhile.
+        """
+        is_preempted = False
         if isinstance(failure.ray_error, ray.exceptions.RayActorError):
-            return failure
+            return failure, is_preempted
         deadline = time.monotonic() + _DEATH_IS_REPORTED
         while self._running and (left := deadline - time.monotonic()) > 0:
             try:
                 ended = self._next_end(left)
             except TaskFailed as other:
                 if isinstance(other.ray_error, ray.exceptions.RayActorError):
-                    return other
+                    return other, is_preempted
             else:
-                self._is_preempted |= ended is not None and ended[1] is Ending.PREEMPTED
-        return failure
+                is_preempted |= ended is not None and ended[1] is Ending.PREEMPTED
+        return failure, is_preempted

@@ -10,7 +10,8 @@ from typing import Any
 import ray
 
 from tfdist.config import settings
-from tfdist.errors import RayJobError
+from tfdist.errors import Preempted, RayJobError
+from tfdist.launch.policy import TaskEnd
 from tfdist.ray.placement import placed
 from tfdist.ray.request import RayRequest, RayResult
 from tfdist.ray.task import Ending, TaskHandle, first_line, serve
@@ -125,6 +126,15 @@ class RayJob:
         except ray.exceptions.RayError as error:
             raise TaskFailed(task, error) from error
         return task, ending, value
+
+    def _end_of(self, task: TaskHandle, ending: Ending | None = None) -> TaskEnd:
+        """Returns the end of a task as a policy takes it; `ending` is None if it failed.
+
+        Ray tells no exit codes.
+        """
+        codes = {Ending.RETURNED: 0, Ending.PREEMPTED: Preempted.EXIT_CODE, None: 1}
+        index = [*self._workers, *self._servers].index(task)
+        return TaskEnd(index, codes[ending], task.started_at, time.monotonic())
 
     def _let_servers_end(self) -> None:
         """Waits until the parameter servers have saved and ended, for some seconds."""

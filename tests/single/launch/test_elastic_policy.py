@@ -9,12 +9,11 @@ from tfdist.launch.elastic_policy import (
     Backoff,
     Changes,
     ElasticPolicy,
-    FailureDecision,
     ScaleError,
     SlotState,
-    Verdict,
     WorkerRange,
 )
+from tfdist.launch.policy import EndDecision, TaskEnd, Verdict
 
 FREE, RUNNING, LEAVING = SlotState.FREE, SlotState.RUNNING, SlotState.LEAVING
 RETURNING, WAITING = SlotState.RETURNING, SlotState.WAITING
@@ -66,10 +65,10 @@ def test_a_range_that_contradicts_itself_is_refused(text):
 
 def test_the_first_slots_are_started():
     policy = ElasticPolicy(WorkerRange(2, 5, 3))
-    assert policy.has_ended and states(policy) == [FREE] * 5
+    assert policy.is_done and states(policy) == [FREE] * 5
     assert policy.begin() == policy.working == [0, 1, 2]
     assert states(policy) == [RUNNING] * 3 + [FREE] * 2
-    assert not policy.has_ended and not policy.finished and not policy.waiting
+    assert not policy.is_done and not policy.finished and not policy.awaits_start
 
 
 def test_the_backoff_doubles_up_to_a_limit():
@@ -112,7 +111,7 @@ def test_without_restarts_a_worker_is_left_out():
     policy = begun("1:3:3", max_restarts=2)
     restart(policy, 0, 100.0)
     restart(policy, 1, 100.0)
-    assert policy.failed(2, 100.0) == FailureDecision(Verdict.LEAVE_OUT, reason="no restarts left")
+    assert policy.failed(2, 100.0) == EndDecision(Verdict.LEAVE_OUT, reason="no restarts left")
     assert states(policy) == [RUNNING, RUNNING, OUT]
 
 
@@ -126,7 +125,7 @@ def test_the_job_fails_when_fewer_than_the_minimum_can_run_again():
     policy = begun("2:3:3", max_restarts=1)
     restart(policy, 2, 100.0)
     assert policy.failed(2, 100.0).verdict is Verdict.LEAVE_OUT
-    assert policy.failed(1, 100.0) == FailureDecision(
+    assert policy.failed(1, 100.0) == EndDecision(
         Verdict.FAIL, reason="no restarts left; too few workers remain (1, expected at least 2)"
     )
 
@@ -134,7 +133,7 @@ def test_the_job_fails_when_fewer_than_the_minimum_can_run_again():
 def test_a_slot_that_waits_counts_as_one_that_can_run():
     policy = begun("2:3:3")
     assert policy.failed(0, 100.0).verdict is Verdict.RESTART
-    assert policy.waiting and policy.working == [0, 1, 2]
+    assert policy.awaits_start and policy.working == [0, 1, 2]
     for _ in range(2):
         restart(policy, 1, 1.0)
     assert policy.failed(1, 1.0).verdict is Verdict.LEAVE_OUT
@@ -144,7 +143,7 @@ def test_a_slot_that_waits_counts_as_one_that_can_run():
 def test_all_may_wait_at_once():
     policy = begun("2:2")
     assert [policy.failed(slot, 1.0).verdict for slot in (0, 1)] == [Verdict.RESTART] * 2
-    assert not policy.has_ended
+    assert not policy.is_done
     policy.restarted(1)
     assert states(policy) == [WAITING, RUNNING]
 
@@ -152,16 +151,16 @@ def test_all_may_wait_at_once():
 def test_leaving_is_no_failure_and_restarts_nothing():
     policy = begun("2:3:3")
     for slot in (1, 0, 2):
-        assert not policy.has_ended
+        assert not policy.is_done
         assert policy.left(slot) is False
-    assert policy.has_ended and not policy.finished
+    assert policy.is_done and not policy.finished
     assert states(policy) == [FREE] * 3
 
 
 def test_a_failure_when_too_few_are_left_is_not_followed_by_a_restart():
     policy = begun("2:3:2")
     policy.left(0)
-    assert policy.failed(1, 100.0) == FailureDecision(
+    assert policy.failed(1, 100.0) == EndDecision(
         Verdict.FAIL, reason="too few workers remain (0, expected at least 2)"
     )
 
@@ -172,11 +171,11 @@ def test_after_the_first_end_nothing_is_started():
     policy.scale(3)
     policy.failed(2, 1.0)
     assert policy.end(1) == [2]
-    assert policy.finished and not policy.has_ended
-    assert policy.failed(0, 100.0) == FailureDecision(
+    assert policy.finished and not policy.is_done
+    assert policy.failed(0, 100.0) == EndDecision(
         Verdict.FAIL_AT_END, reason="worker 1 has finished before"
     )
-    assert policy.has_ended
+    assert policy.is_done
     with pytest.raises(ScaleError, match="the job is ending: worker 1 has finished"):
         policy.scale(2)
 
@@ -189,9 +188,9 @@ def test_workers_that_were_started_later_may_come_too_late():
     assert policy.latecomers == []
     policy.end(0)
     assert policy.latecomers == [1, 2]
-    late = FailureDecision(Verdict.TOO_LATE, reason="worker 0 has finished before")
+    late = EndDecision(Verdict.TOO_LATE, reason="worker 0 has finished before")
     assert policy.failed(2, 3.0) == policy.failed(1, 3.0) == late
-    assert policy.has_ended
+    assert policy.is_done
 
 
 def test_nobody_is_late_while_one_runs_that_was_there_from_the_beginning():
@@ -307,4 +306,110 @@ def test_a_held_worker_can_be_scaled_down_and_is_not_started_at_the_end():
     assert policy.scale(1) == Changes(cancel=(1,)) and policy.held == []
     assert policy.scale(2) == Changes(start=(1,))
     policy.hold(1)
-    assert policy.end(0) == [1] and policy.has_ended and policy.held == []
+    assert policy.end(0) == [1] and policy.is_done and policy.held == []
+
+
+def decide(policy, index, code, is_interrupted=False, **fields):
+    (found,) = policy.decide([TaskEnd(index, code, **fields)], is_interrupted)
+    return found[1]
+
+
+def test_a_job_begins_with_its_servers():
+    assert ElasticPolicy(WorkerRange(1, 4, 2), servers=2).begin() == [0, 1, 4, 5]
+
+
+def test_a_worker_that_finishes_cancels_the_restarts():
+    policy = begun("1:3:3")
+    assert decide(policy, 2, 1, at=9.0).verdict is Verdict.RESTART
+    assert decide(policy, 0, 0) == EndDecision(Verdict.FINISHED, cancelled=(2,))
+    assert states(policy) == [FINISHED, RUNNING, FREE]
+
+
+@pytest.mark.parametrize("code", [0, 1, 143, -15])
+def test_a_worker_that_was_told_to_leave_has_left(code):
+    policy = begun("1:2:2")
+    policy.scale(1)
+    assert decide(policy, 1, code, told_to_stop=True) == EndDecision(Verdict.LEFT)
+    assert states(policy) == [RUNNING, FREE] and policy.restarts_left == 10
+
+
+def test_a_worker_that_was_asked_back_returns():
+    policy = begun("1:2:2")
+    policy.scale(1)
+    policy.scale(2)
+    assert decide(policy, 1, 143) == EndDecision(Verdict.RETURN)
+    assert states(policy) == [RUNNING, RUNNING]
+
+
+def test_a_preempted_worker_has_left():
+    policy = begun("1:2:2")
+    assert decide(policy, 0, 143) == EndDecision(Verdict.LEFT)
+    assert states(policy) == [FREE, RUNNING]
+
+
+def test_a_signal_to_the_launcher_decides_before_a_failure():
+    policy = begun("1:2:2", servers=1)
+    for index in (0, 2):
+        assert decide(policy, index, 1, is_interrupted=True) == EndDecision(Verdict.NOTHING)
+    assert states(policy) == [RUNNING, RUNNING] and policy.restarts_left == 10
+
+
+def test_a_life_is_that_of_the_failed_worker():
+    policy = begun("1:2:2", backoff=Backoff(first=2.0, soon=60.0))
+    waits = []
+    for started, ended in ((0.0, 5.0), (10.0, 20.0), (30.0, 100.0)):
+        waits.append(decide(policy, 0, 1, started_at=started, at=ended).wait)
+        policy.restarted(0)
+    assert waits == [2.0, 4.0, 2.0]
+
+
+def test_a_failed_server_is_replaced_as_long_as_there_are_restarts():
+    policy = begun("1:2:2", max_restarts=1, servers=1)
+    assert decide(policy, 2, 0) == EndDecision(Verdict.NOTHING)
+    assert decide(policy, 2, 1, told_to_stop=True) == EndDecision(Verdict.NOTHING)
+    assert decide(policy, 2, 143) == EndDecision(Verdict.REPLACE)
+    assert decide(policy, 2, 1) == EndDecision(Verdict.FAIL, reason="no restarts left")
+
+
+def test_a_server_is_not_replaced_after_the_training():
+    policy = begun("1:1:1", servers=1)
+    policy.end(0)
+    assert decide(policy, 1, 1) == EndDecision(Verdict.NOTHING)
+
+
+def test_a_worker_of_a_failing_host_moves_if_the_job_can_do_without_the_host():
+    policy = begun("1:4:3", backoff=Backoff(first=3.0))
+    asked = []
+
+    def there(slot, started, ended):
+        asked.append((slot, started, ended))
+        return [1]
+
+    policy.slots_of_failing_host = there
+    assert decide(policy, 1, 1, started_at=2.0, at=7.0) == EndDecision(Verdict.MOVE, wait=3.0)
+    assert asked == [(1, 2.0, 7.0)] and policy.held == [1]
+    policy.slots_of_failing_host = lambda *failure: [0, 2]
+    assert decide(policy, 0, 1).verdict is Verdict.MOVE
+    # The other worker is needed: it starts again where it was.
+    assert decide(policy, 2, 1).verdict is Verdict.RESTART
+
+
+def test_of_several_ends_the_earliest_comes_first():
+    policy = begun("1:2:2")
+    ends = [TaskEnd(0, 1, at=8.0), TaskEnd(1, 0, at=7.0)]
+    found = [(end.index, decision.verdict) for end, decision in policy.decide(ends, False)]
+    assert found == [(1, Verdict.FINISHED), (0, Verdict.FAIL_AT_END)]
+
+
+def test_the_cause_lists_the_last_failures_before_it():
+    policy = begun("1:1:1")
+    cause = "the job failed because of worker 0: exit code 3, 1.2 s after its start"
+    assert policy.cause("worker 0", "exit code 3", 1.23, []) == cause
+    assert policy.cause("worker 0", "exit code 3", 1.23, ["a", "b"]) == (
+        f"{cause}; it had survived the failures of a, b"
+    )
+    many = [str(number) for number in range(13)]
+    listed = ", ".join(many[3:])
+    assert policy.cause("worker 0", "exit code 3", 1.23, many) == (
+        f"{cause}; it had survived the failures of 3 others, {listed}"
+    )

@@ -18,9 +18,9 @@ import pytest
 
 from support.launching import Launcher
 from tfdist.cli.main import main
-from tfdist.launch.elastic_supervisor import ElasticSupervisor
 from tfdist.launch.output import LogFile
 from tfdist.launch.run import LaunchOptions, plan
+from tfdist.launch.supervisor import Supervisor
 
 
 @pytest.fixture
@@ -300,7 +300,7 @@ def test_a_signal_before_the_first_task_leaves_no_file(tmp_path, monkeypatch, nu
         os.kill(os.getpid(), number)
         time.sleep(5)  # until the signal is handled
 
-    monkeypatch.setattr(ElasticSupervisor, "run", run_supervisor)
+    monkeypatch.setattr(Supervisor, "run", run_supervisor)
     words = ["run", "--workers", "1:2", "--job-file", str(job_file), str(tmp_path / "script.py")]
     # Tests that run in the background ignore some signals.
     handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
