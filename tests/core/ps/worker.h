@@ -67,7 +67,7 @@ class Worker {
     options.lend = lend;
     options.n_push = n_push;
     options.n_fetch = n_fetch;
-    EXPECT_OK(ps::Client::Create(options, &client_));
+    REQUIRE_OK(ps::Client::Create(options, &client_));
   }
 
   ps::Client& client() { return *client_; }
@@ -76,7 +76,7 @@ class Worker {
     return client_->Connect(server, StrCat("127.0.0.1:", port), TestKey(), incarnation, timeout);
   }
   void Connect(const ps::Server& server, int index = 0) {
-    EXPECT_OK(Connect(index, server.port(), server.incarnation()));
+    REQUIRE_OK(Connect(index, server.port(), server.incarnation()));
   }
 
   // Adds a parameter with one shard per count, on servers 0, 1, ...
@@ -91,7 +91,7 @@ class Worker {
       spec.elements += counts[i];
     }
     int id = -1;
-    EXPECT_OK(client_->AddParameter(std::move(spec), &id));
+    REQUIRE_OK(client_->AddParameter(std::move(spec), &id));
     return id;
   }
 
@@ -103,7 +103,7 @@ class Worker {
   template <typename T>
   int Make(const std::string& name, std::vector<T> values, DType dtype = DType::kFloat32) {
     const int parameter = Add(name, {values.size()}, dtype);
-    EXPECT_OK(Create(parameter, std::move(values)));
+    REQUIRE_OK(Create(parameter, std::move(values)));
     return parameter;
   }
 
@@ -137,7 +137,7 @@ class Worker {
     const ps::Memory pulled = client_->Pulled(parameter);
     std::vector<T> values(client_->parameter(parameter).elements);
     if (values.empty()) return values;
-    EXPECT(pulled.data != nullptr);
+    REQUIRE(pulled.data != nullptr);
     std::memcpy(values.data(), pulled.data, values.size() * sizeof(T));
     return values;
   }

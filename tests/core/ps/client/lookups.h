@@ -31,7 +31,7 @@ struct LookupJob {
   }
   int Make(uint32_t width) {
     const int table = client().AddTable(StrCat("table ", tables++), Random(width));
-    EXPECT_OK(Call([&](ps::Done done) { client().CreateTable(table, done); }));
+    REQUIRE_OK(Call([&](ps::Done done) { client().CreateTable(table, done); }));
     return table;
   }
   ps::Client& client() { return worker.client(); }
@@ -40,7 +40,7 @@ struct LookupJob {
   Floats Lookup(int table, const Ids& ids, size_t width, bool training = true,
                 DType wire = DType::kFloat32) {
     const ps::Memory rows = Hold(Floats(ids.size() * width, -7));
-    EXPECT_OK(
+    REQUIRE_OK(
         Call([&](ps::Done done) { client().Lookup({{table, ids, rows, wire}}, training, done); }));
     return Values(rows, ids.size() * width);
   }
@@ -51,8 +51,8 @@ struct LookupJob {
   // A step that adds 1 to all elements of these rows.
   void Step(int table, const Ids& ids, size_t width) {
     client().StageRows({1, 1}, {table, ids, Hold(Floats(ids.size() * width, -1))});
-    EXPECT_OK(worker.PushStaged());
-    EXPECT_OK(client().Flush(kPatience));
+    REQUIRE_OK(worker.PushStaged());
+    REQUIRE_OK(client().Flush(kPatience));
   }
 
   std::vector<std::unique_ptr<ps::Server>> servers;
