@@ -1,6 +1,5 @@
 // The kept inputs of all fuzz targets, and those that they begin with. libFuzzer runs the same
 // functions: see tests/fuzz/fuzz.h.
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -19,22 +18,19 @@ void Run(const fuzz::Target& target, const std::string& bytes) {
   target.run(fuzz::Input(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
 }
 
-void Main() {
+TEST_CASE("kept inputs") {
   int files = 0;
   for (const auto& [name, target] : fuzz::Targets()) {
     Run(target, "");
     for (const std::string& seed : target.seeds()) Run(target, seed);
-    EXPECT(std::filesystem::is_directory(kCorpus / name));
+    CHECK(std::filesystem::is_directory(kCorpus / name));
     for (const auto& entry : std::filesystem::directory_iterator(kCorpus / name)) {
       std::ifstream file(entry.path(), std::ios::binary);
       Run(target, {std::istreambuf_iterator<char>(file), {}});
       ++files;
     }
   }
-  std::printf("fuzz_corpus: %d inputs of %zu targets: ok\n", files, fuzz::Targets().size());
 }
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::fuzz_corpus_test

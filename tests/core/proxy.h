@@ -30,12 +30,12 @@ class Proxy {
   };
 
   explicit Proxy(int target) : target_(target), wake_(eventfd(0, EFD_NONBLOCK)) {
-    EXPECT_OK(Listener::Listen("127.0.0.1", 0, true, &listener_));
+    REQUIRE_OK(Listener::Listen("127.0.0.1", 0, true, &listener_));
     thread_ = std::thread([this] { Run(); });
   }
   ~Proxy() {
     const uint64_t one = 1;
-    EXPECT(write(wake_.get(), &one, sizeof(one)) == sizeof(one));
+    REQUIRE(write(wake_.get(), &one, sizeof(one)) == sizeof(one));
     thread_.join();
   }
 
@@ -70,7 +70,7 @@ class Proxy {
       for (const Direction direction : {kToServer, kToClient}) {
         entries[3 + direction] = {stalled_[direction] ? -1 : From(direction).get(), POLLIN, 0};
       }
-      EXPECT(poll(entries.data(), entries.size(), -1) > 0);
+      REQUIRE(poll(entries.data(), entries.size(), -1) > 0);
       if (entries[0].revents != 0) return;
       if (entries[1].revents != 0 || entries[2].revents != 0) {
         Begin(entries[2].revents != 0);

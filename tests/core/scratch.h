@@ -19,7 +19,7 @@ namespace tfdist::testing {
 struct Scratch {
   Scratch() {
     path = std::filesystem::temp_directory_path() / "tfdist_test_XXXXXX";
-    EXPECT(close(mkstemp(path.data())) == 0);
+    REQUIRE(close(mkstemp(path.data())) == 0);
   }
   ~Scratch() { std::remove(path.c_str()); }
   std::string Read() const {

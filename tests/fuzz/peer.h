@@ -21,7 +21,7 @@ namespace tfdist::fuzz {
 struct SocketPair {
   explicit SocketPair(bool local) {
     int ends[2];
-    EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
     ours.fd = Fd(ends[0]);
     theirs = Fd(ends[1]);
     // Room for a chunk of a collective, and for an answer.

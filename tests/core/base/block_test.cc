@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -18,25 +17,25 @@ namespace {
 using ps::BlockPool;
 using ps::BlockPtr;
 
-void TestBlocksAreAlignedAndApart() {
+TEST_CASE("blocks are aligned and apart") {
   BlockPool pool;
   std::vector<BlockPtr> blocks;
   for (const size_t bytes : {0, 1, 63, 64, 65, 4096, 1000003}) {
     for (int n = 0; n < 3; ++n) {
       blocks.push_back(pool.Allocate(bytes));
-      EXPECT(blocks.back()->bytes() == bytes);
-      EXPECT(reinterpret_cast<uintptr_t>(blocks.back()->data()) % 64 == 0);
+      CHECK(blocks.back()->bytes() == bytes);
+      CHECK(reinterpret_cast<uintptr_t>(blocks.back()->data()) % 64 == 0);
       std::memset(blocks.back()->data(), static_cast<int>(blocks.size()), bytes);
     }
   }
   for (size_t b = 0; b < blocks.size(); ++b) {
     for (size_t i = 0; i < blocks[b]->bytes(); ++i) {
-      EXPECT(blocks[b]->data()[i] == static_cast<char>(b + 1));
+      CHECK(blocks[b]->data()[i] == static_cast<char>(b + 1));
     }
   }
 }
 
-void TestReturnedBlocksAreGivenOutAgain() {
+TEST_CASE("returned blocks are given out again") {
   BlockPool pool;
   std::set<const void*> first;
   {
@@ -44,32 +43,32 @@ void TestReturnedBlocksAreGivenOutAgain() {
     for (int n = 0; n < 4; ++n) held.push_back(pool.Allocate(5000));
     for (const BlockPtr& block : held) first.insert(block->data());
   }
-  EXPECT(first.size() == 4);
+  CHECK(first.size() == 4);
   const BlockPtr other = pool.Allocate(5001);
-  EXPECT(first.count(other->data()) == 0);
+  CHECK(first.count(other->data()) == 0);
   std::set<const void*> second;
   std::vector<BlockPtr> held;
   for (int n = 0; n < 4; ++n) held.push_back(pool.Allocate(5000));
   for (const BlockPtr& block : held) second.insert(block->data());
-  EXPECT(second == first);
+  CHECK(second == first);
 }
 
-void TestTheLastHolderReturnsABlock() {
+TEST_CASE("the last holder returns a block") {
   BlockPool pool;
   BlockPtr block = pool.Allocate(100);
   const void* const memory = block->data();
-  EXPECT(ps::IsSoleOwner(block));
+  CHECK(ps::IsSoleOwner(block));
   BlockPtr reader = block;
-  EXPECT(!ps::IsSoleOwner(block) && !ps::IsSoleOwner(reader));
+  CHECK((!ps::IsSoleOwner(block) && !ps::IsSoleOwner(reader)));
   block.reset();
-  EXPECT(ps::IsSoleOwner(reader));
-  EXPECT(pool.Allocate(100)->data() != memory);
+  CHECK(ps::IsSoleOwner(reader));
+  CHECK(pool.Allocate(100)->data() != memory);
   reader.reset();
   const BlockPtr one = pool.Allocate(100), two = pool.Allocate(100);
-  EXPECT(one->data() == memory || two->data() == memory);
+  CHECK((one->data() == memory || two->data() == memory));
 }
 
-void TestBlocksOutliveTheirPool() {
+TEST_CASE("blocks outlive their pool") {
   std::vector<BlockPtr> held;
   {
     BlockPool pool;
@@ -81,13 +80,13 @@ void TestBlocksOutliveTheirPool() {
 
 // Only the reference count tells here that the reader has finished. The thread sanitizer checks
 // that it orders the reads before the writes.
-void TestAWriterComesAfterFormerReaders() {
+TEST_CASE("a writer comes after former readers") {
   BlockPool pool;
   const BlockPtr block = pool.Allocate(4096);
   std::memset(block->data(), 1, block->bytes());
   for (int turn = 0; turn < 50; ++turn) {
     std::thread reader([held = block]() mutable {
-      for (size_t i = 1; i < held->bytes(); ++i) EXPECT(held->data()[i] == held->data()[0]);
+      for (size_t i = 1; i < held->bytes(); ++i) CHECK(held->data()[i] == held->data()[0]);
       held.reset();
     });
     while (!ps::IsSoleOwner(block)) std::this_thread::yield();
@@ -98,7 +97,7 @@ void TestAWriterComesAfterFormerReaders() {
 
 // Like a server: readers hold the newest block; a writer changes it in place if it is the sole
 // owner, and replaces it otherwise. A reader must see one version in the whole block.
-void TestReadersNeverSeeAWrite() {
+TEST_CASE("readers never see a write") {
   constexpr size_t kNumbers = 512;
   constexpr int kVersions = 20000;
   BlockPool pool;
@@ -117,9 +116,9 @@ void TestReadersNeverSeeAWrite() {
           held = newest;
         }
         const auto* const numbers = reinterpret_cast<const int*>(held->data());
-        EXPECT(numbers[0] >= last);
+        CHECK(numbers[0] >= last);
         last = numbers[0];
-        for (size_t i = 0; i < kNumbers; ++i) EXPECT(numbers[i] == last);
+        for (size_t i = 0; i < kNumbers; ++i) CHECK(numbers[i] == last);
       }
     });
   }
@@ -136,37 +135,24 @@ void TestReadersNeverSeeAWrite() {
   }
   done = true;
   for (std::thread& reader : readers) reader.join();
-  EXPECT(in_place > 0);
-  EXPECT(ps::IsSoleOwner(newest));
+  CHECK(in_place > 0);
+  CHECK(ps::IsSoleOwner(newest));
 }
 
-void TestManyThreadsTakeAndReturn() {
+TEST_CASE("many threads take and return") {
   BlockPool pool;
   OnRanks(4, [&](int rank) {
     std::vector<BlockPtr> held(8);
     for (int turn = 0; turn < 2000; ++turn) {
       BlockPtr& place = held[turn % held.size()];
       if (place != nullptr) {
-        for (size_t i = 0; i < place->bytes(); ++i) EXPECT(place->data()[i] == rank);
+        for (size_t i = 0; i < place->bytes(); ++i) CHECK(place->data()[i] == rank);
       }
       place = pool.Allocate(32 + 32 * (turn % 3));
       std::memset(place->data(), rank, place->bytes());
     }
   });
 }
-
-void Main() {
-  TestBlocksAreAlignedAndApart();
-  TestReturnedBlocksAreGivenOutAgain();
-  TestTheLastHolderReturnsABlock();
-  TestBlocksOutliveTheirPool();
-  TestAWriterComesAfterFormerReaders();
-  TestReadersNeverSeeAWrite();
-  TestManyThreadsTakeAndReturn();
-  std::puts("block: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::block_test

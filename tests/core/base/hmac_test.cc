@@ -18,45 +18,36 @@ std::string Hex(const Digest& digest) {
   return text;
 }
 
-void TestSha256() {
-  EXPECT(Hex(Sha256("")) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-  EXPECT(Hex(Sha256("abc")) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+TEST_CASE("sha256") {
+  CHECK(Hex(Sha256("")) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  CHECK(Hex(Sha256("abc")) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   // Two blocks, because the length does not fit into the first.
-  EXPECT(Hex(Sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq")) ==
-         "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
-  EXPECT(Hex(Sha256(std::string(1000000, 'a'))) ==
-         "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+  CHECK(Hex(Sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq")) ==
+        "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  CHECK(Hex(Sha256(std::string(1000000, 'a'))) ==
+        "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-void TestHmac() {
-  EXPECT(Hex(HmacSha256(std::string(20, '\x0b'), "Hi There")) ==
-         "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
-  EXPECT(Hex(HmacSha256("Jefe", "what do ya want for nothing?")) ==
-         "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+TEST_CASE("hmac") {
+  CHECK(Hex(HmacSha256(std::string(20, '\x0b'), "Hi There")) ==
+        "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+  CHECK(Hex(HmacSha256("Jefe", "what do ya want for nothing?")) ==
+        "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
   // A key longer than a block.
-  EXPECT(Hex(HmacSha256(std::string(131, '\xaa'),
-                        "Test Using Larger Than Block-Size Key - Hash Key First")) ==
-         "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+  CHECK(Hex(HmacSha256(std::string(131, '\xaa'),
+                       "Test Using Larger Than Block-Size Key - Hash Key First")) ==
+        "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
 }
 
-void TestSameDigest() {
+TEST_CASE("same digest") {
   const Digest digest = Sha256("");
-  EXPECT(SameDigest(digest, digest));
+  CHECK(SameDigest(digest, digest));
   for (size_t i = 0; i < digest.size(); ++i) {
     Digest other = digest;
     other[i] ^= 1;
-    EXPECT(!SameDigest(digest, other));
+    CHECK(!SameDigest(digest, other));
   }
 }
-
-void Main() {
-  TestSha256();
-  TestHmac();
-  TestSameDigest();
-  std::puts("hmac: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::hmac_test

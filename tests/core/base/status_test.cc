@@ -24,10 +24,10 @@ template <typename... Args>
 void ExpectStreamed(const Args&... args) {
   const std::string expected = Streamed(args...), text = StrCat(args...);
   if (text != expected) std::fprintf(stderr, "expected %s\n", expected.c_str());
-  EXPECT(text == expected);
+  CHECK(text == expected);
 }
 
-void TestPrintsAsAStream() {
+TEST_CASE("prints as a stream") {
   const char array[] = "array";
   const std::string text("with\0zero", 9);
   ExpectStreamed("literal ", text, std::string_view("view"), array,
@@ -36,15 +36,8 @@ void TestPrintsAsAStream() {
   ExpectStreamed(int16_t{-1}, uint16_t{65535}, -7, 7u, std::numeric_limits<int64_t>::min(), " ",
                  std::numeric_limits<uint64_t>::max());
   ExpectStreamed(0.5, " ", 1e-9, " ", 1234567.0, " ", 2.5f);
-  EXPECT(StrCat().empty());
+  CHECK(StrCat().empty());
 }
-
-void Main() {
-  TestPrintsAsAStream();
-  std::puts("status: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::status_test

@@ -153,15 +153,15 @@ void TestRow(const Row& row, Ranks& comms, int hosts, size_t count, bool even) {
     // Messages whose sizes are multiples of a chunk are cut into whole chunks.
     const bool whole_chunks = even && c.B > 0 && c.B % (c.N * c.H * kChunkBytes) == 0;
     if (whole_chunks && row.method.kind != CollectiveKind::kBarrier) {
-      EXPECT(chunks == bytes / kChunkBytes);
+      CHECK(chunks == bytes / kChunkBytes);
     }
     sent += bytes;
     received += after.bytes_received - before[r].bytes_received;
     sent_far += after.bytes_sent_to_other_hosts - before[r].bytes_sent_to_other_hosts;
   }
-  EXPECT(sent == received);
+  CHECK(sent == received);
   // The traffic between hosts is that of a ring with one rank for each host.
-  if (row.method.algorithm == Algorithm::kTwoLevel) EXPECT(sent_far == 2 * (c.H - 1) * c.B);
+  if (row.method.algorithm == Algorithm::kTwoLevel) CHECK(sent_far == 2 * (c.H - 1) * c.B);
 }
 
 // The plan contains the number of steps, and its transfers use all of them and no others.
@@ -186,20 +186,20 @@ void TestSteps(const Row& row, int size, int hosts) {
     const bool pairs = row.method.kind == CollectiveKind::kAllToAll;
     signature.blocks.assign(pairs ? 2 * size : size, 96);
     const Plan plan = MakePlan(signature, r, host_of);
-    EXPECT(plan.steps == row.cost(c, r).steps);
+    CHECK(plan.steps == row.cost(c, r).steps);
     for (const Transfer& transfer : plan.transfers) {
-      EXPECT(transfer.step < plan.steps);
+      CHECK(transfer.step < plan.steps);
       last = std::max<int>(last, transfer.step + 1);
     }
     const auto sends = std::count_if(
         plan.transfers.begin(), plan.transfers.end(),
         [](const Transfer& transfer) { return transfer.kind == Transfer::Kind::kSend; });
-    EXPECT(sends == row.cost(c, r).messages);
+    CHECK(sends == row.cost(c, r).messages);
   }
-  EXPECT(last == row.cost(c, 0).steps);
+  CHECK(last == row.cost(c, 0).steps);
 }
 
-void Main() {
+TEST_CASE("costs") {
   for (int size = 2; size <= 8; ++size) {
     for (const int hosts : {1, 2, 3}) {
       if (hosts > size) continue;
@@ -216,10 +216,7 @@ void Main() {
       }
     }
   }
-  std::puts("algorithm costs: ok");
 }
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::algorithm_costs_test

@@ -17,7 +17,7 @@ std::vector<int> Search(BucketTuner* tuner, const std::vector<double>& seconds) 
   TimePoint now{};
   std::vector<int> used;
   while (!tuner->Begin(now)) {
-    EXPECT(used.size() < 1000);
+    CHECK(used.size() < 1000);
     used.push_back(tuner->size());
     double step = seconds[tuner->size()];
     if (used.size() % 11 == 5) step += 60;
@@ -26,43 +26,34 @@ std::vector<int> Search(BucketTuner* tuner, const std::vector<double>& seconds) 
   return used;
 }
 
-void TestTriesEachSizeInTurns() {
+TEST_CASE("tries each size in turns") {
   BucketTuner tuner(3, 1);
   const std::vector<int> used = Search(&tuner, {0.3, 0.2, 0.1});
   std::vector<int> expected(BucketTuner::kWarmUpSteps, 1);
   for (int i = 0; i < kRounds * 3 * kSteps; ++i) expected.push_back(i / kSteps % 3);
-  EXPECT(used == expected);
+  CHECK(used == expected);
   // Until the ranks have agreed it uses the first size.
-  EXPECT(!tuner.decided() && tuner.size() == 1);
+  CHECK((!tuner.decided() && tuner.size() == 1));
   const std::vector<double> medians = tuner.Medians();
-  EXPECT(medians.size() == 3);
-  for (int i = 0; i < 3; ++i) EXPECT(std::abs(medians[i] - (0.3 - 0.1 * i)) < 1e-6);
+  CHECK(medians.size() == 3);
+  for (int i = 0; i < 3; ++i) CHECK(std::abs(medians[i] - (0.3 - 0.1 * i)) < 1e-6);
   tuner.Decide(medians);
-  EXPECT(tuner.decided() && tuner.size() == 2);
-  EXPECT(!tuner.Begin(TimePoint{}) && tuner.size() == 2);
+  CHECK((tuner.decided() && tuner.size() == 2));
+  CHECK((!tuner.Begin(TimePoint{}) && tuner.size() == 2));
 }
 
-void TestASmallGainIsNone() {
+TEST_CASE("a small gain is none") {
   BucketTuner kept(2, 0), changed(2, 0);
   kept.Decide({1.0, 0.985});
-  EXPECT(kept.size() == 0);
+  CHECK(kept.size() == 0);
   changed.Decide({1.0, 0.975});
-  EXPECT(changed.size() == 1);
+  CHECK(changed.size() == 1);
 }
 
-void TestASingleSizeIsDecided() {
+TEST_CASE("a single size is decided") {
   BucketTuner tuner(1, 0);
-  EXPECT(tuner.decided() && !tuner.Begin(TimePoint{}) && tuner.size() == 0);
+  CHECK((tuner.decided() && !tuner.Begin(TimePoint{}) && tuner.size() == 0));
 }
-
-void Main() {
-  TestTriesEachSizeInTurns();
-  TestASmallGainIsNone();
-  TestASingleSizeIsDecided();
-  std::puts("bucket_tuner: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::bucket_tuner_test

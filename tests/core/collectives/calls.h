@@ -89,24 +89,13 @@ Ending AllGather(Communicator& comm, std::vector<T>& values, const What& what = 
 }
 
 inline Status Wait(Ending& ending, double seconds = 30) {
-  EXPECT(ending.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready);
+  REQUIRE(ending.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready);
   return ending.get();
 }
 
 inline bool StillRuns(Ending& ending, double seconds) {
   return ending.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::timeout;
 }
-
-#define EXPECT_STATUS(status, expected_code)                                                 \
-  do {                                                                                       \
-    const ::tfdist::Status found_ = (status);                                                \
-    if (found_.code() != (expected_code)) {                                                  \
-      std::fprintf(stderr, "%s:%d: expected code %d, received %d: %s\n", __FILE__, __LINE__, \
-                   static_cast<int>(expected_code), static_cast<int>(found_.code()),         \
-                   found_.message().c_str());                                                \
-      std::abort();                                                                          \
-    }                                                                                        \
-  } while (false)
 
 // A rank's name in messages, up to its address.
 inline std::string Rank(int rank) { return StrCat("rank ", rank, " ("); }
@@ -133,7 +122,7 @@ inline double SecondsSince(TimePoint start) {
 inline int64_t ResidentBytes() {
   long pages = 0, resident = 0;
   std::FILE* const file = std::fopen("/proc/self/statm", "r");
-  EXPECT(file != nullptr && std::fscanf(file, "%ld %ld", &pages, &resident) == 2);
+  REQUIRE((file != nullptr && std::fscanf(file, "%ld %ld", &pages, &resident) == 2));
   std::fclose(file);
   return int64_t{resident} * sysconf(_SC_PAGESIZE);
 }
@@ -149,7 +138,7 @@ inline bool HasGrownLessThan(int64_t megabytes, int64_t since) {
 
 inline int OpenDescriptors() {
   DIR* const directory = opendir("/proc/self/fd");
-  EXPECT(directory != nullptr);
+  REQUIRE(directory != nullptr);
   int count = 0;
   while (readdir(directory) != nullptr) ++count;
   closedir(directory);

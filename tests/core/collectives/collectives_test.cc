@@ -59,11 +59,11 @@ void TestAllReduce(const Ranks& comms, size_t count, DType dtype, bool in_place,
     }
     std::promise<Status> done;
     comms[rank]->AllReduce(Options(*comms[rank], 5, &done), FlatView(in), FlatView(out), dtype, op);
-    EXPECT_OK(done.get_future().get());
+    CHECK_OK(done.get_future().get());
     for (size_t i = 0; i < count; ++i) {
       T expected = Sum<T>(size, i);
       if (op == ReduceOp::kMean) expected = expected / static_cast<T>(size);
-      EXPECT(output[i] == expected);
+      CHECK(output[i] == expected);
     }
   });
 }
@@ -82,17 +82,17 @@ void TestAllGather(const Ranks& comms, size_t base) {
     std::promise<Status> done;
     comms[rank]->AllGather(Options(*comms[rank], 6, &done), DType::kInt64, blocks,
                            FlatView({Piece(output)}));
-    EXPECT_OK(done.get_future().get());
+    CHECK_OK(done.get_future().get());
     size_t at = 0;
     for (int r = 0; r < size; ++r) {
-      for (const int64_t value : Values<int64_t>(r, base * r)) EXPECT(output[at++] == value);
+      for (const int64_t value : Values<int64_t>(r, base * r)) CHECK(output[at++] == value);
     }
   });
 }
 
 // A rank that needs no data must still wait for a late neighbour that has not opened the
 // collective.
-void TestGatherToLateRank() {
+TEST_CASE_IN_BOTH_WAYS("gather to late rank") {
   auto comms = Connected(2);
   const std::vector<size_t> blocks = {0, 1 << 20};
   std::vector<int32_t> source = Values<int32_t>(1, 1 << 18), result(1 << 18);
@@ -100,12 +100,12 @@ void TestGatherToLateRank() {
   comms[1]->AllGather(Options(*comms[1], 6, &sent), DType::kInt32, blocks,
                       FlatView({Piece(source)}));
   auto sent_status = sent.get_future();
-  EXPECT(sent_status.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout);
+  CHECK(sent_status.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout);
   comms[0]->AllGather(Options(*comms[0], 6, &received), DType::kInt32, blocks,
                       FlatView({Piece(result)}));
-  EXPECT_OK(received.get_future().get());
-  EXPECT_OK(sent_status.get());
-  EXPECT(result == source);
+  CHECK_OK(received.get_future().get());
+  CHECK_OK(sent_status.get());
+  CHECK(result == source);
 }
 
 void TestBroadcast(const Ranks& comms, int root, size_t count) {
@@ -115,8 +115,8 @@ void TestBroadcast(const Ranks& comms, int root, size_t count) {
     std::promise<Status> done;
     comms[rank]->Broadcast(Options(*comms[rank], 7, &done), DType::kFloat32, root,
                            FlatView({Piece(values)}));
-    EXPECT_OK(done.get_future().get());
-    EXPECT(values == Values<float>(root, count));
+    CHECK_OK(done.get_future().get());
+    CHECK(values == Values<float>(root, count));
   });
 }
 
@@ -137,9 +137,9 @@ void TestKeysNotOrder(int size) {
                              FlatView({piece}), DType::kFloat32, ReduceOp::kSum);
     }
     for (int key = 0; key < kCount; ++key) {
-      EXPECT_OK(done[key].get_future().get());
+      CHECK_OK(done[key].get_future().get());
       for (size_t i = 0; i < values[key].size(); ++i) {
-        EXPECT(values[key][i] == Sum<float>(size, i));
+        CHECK(values[key][i] == Sum<float>(size, i));
       }
     }
   });
@@ -155,39 +155,37 @@ void TestSequences(int size) {
       std::promise<Status> done;
       comms[rank]->AllReduce(Options(*comms[rank], 1, &done), FlatView({Piece(value)}),
                              FlatView({Piece(value)}), DType::kInt32, ReduceOp::kSum);
-      EXPECT_OK(done.get_future().get());
-      EXPECT(value[0] == size * step + size * (size - 1) / 2);
-      EXPECT(value[1] == size * step * step);
+      CHECK_OK(done.get_future().get());
+      CHECK(value[0] == size * step + size * (size - 1) / 2);
+      CHECK(value[1] == size * step * step);
     }
     const CommunicatorStats stats = comms[rank]->stats();
-    EXPECT(stats.collectives == static_cast<uint64_t>(steps));
+    CHECK(stats.collectives == static_cast<uint64_t>(steps));
     // Each of two elements visits every rank but one, twice.
     const auto bytes = static_cast<uint64_t>(steps) * 8;
-    if (size == 2) EXPECT(stats.bytes_sent == bytes && stats.bytes_received == bytes);
+    if (size == 2) CHECK((stats.bytes_sent == bytes && stats.bytes_received == bytes));
   });
 }
 
-void TestHalfPrecision() {
+TEST_CASE_IN_BOTH_WAYS("half precision") {
   // 1/3 in each format and its double, and a tie, which rounds to even.
   uint16_t half[2] = {0x3555, 0x3c01}, brain[3] = {0x3eab, 0x3f81, 0x7fc0};
   Add(DType::kFloat16, half, half, half, 2);
-  EXPECT(half[0] == 0x3955 && half[1] == 0x4001);
+  CHECK((half[0] == 0x3955 && half[1] == 0x4001));
   Add(DType::kBFloat16, brain, brain, brain, 3);
-  EXPECT(brain[0] == 0x3f2b && brain[1] == 0x4001 && (brain[2] & 0x7fc0) == 0x7fc0);
+  CHECK((brain[0] == 0x3f2b && brain[1] == 0x4001 && (brain[2] & 0x7fc0) == 0x7fc0));
   uint16_t one = 0x3f80, tiny = 0x3b80;  // 1 + 2^-8: exactly between two bfloat16 values
   Add(DType::kBFloat16, &one, &one, &tiny, 1);
-  EXPECT(one == 0x3f80);
+  CHECK(one == 0x3f80);
   int32_t integers[2] = {-7, 7};
   Divide(DType::kInt32, integers, 2, 2);
-  EXPECT(integers[0] == -3 && integers[1] == 3);
+  CHECK((integers[0] == -3 && integers[1] == 3));
   int32_t largest = INT32_MAX, step = 1;
   Add(DType::kInt32, &largest, &largest, &step, 1);
-  EXPECT(largest == INT32_MIN);
+  CHECK(largest == INT32_MIN);
 }
 
-void Main() {
-  TestHalfPrecision();
-  TestGatherToLateRank();
+TEST_CASE_IN_BOTH_WAYS("all reduce") {
   for (const int size : {1, 2, 3, 4, 7}) {
     const Ranks comms = Connected(size);
     for (const size_t count : {0, 1, 2, 5, 100, 1000, 10000, 300000}) {
@@ -204,10 +202,7 @@ void Main() {
     TestKeysNotOrder(size);
     TestSequences(size);
   }
-  std::printf("collectives (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
-
-REGISTER_TEST([] { InBothWays(Main); });
 
 }  // namespace
 }  // namespace tfdist::testing::collectives_test

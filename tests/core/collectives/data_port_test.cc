@@ -32,7 +32,7 @@ class BusyPair {
   void Stop() {
     stop_ = true;
     for (std::thread& thread : threads_) thread.join();
-    for (auto& comm : comms_) EXPECT_OK(comm->status());
+    for (auto& comm : comms_) CHECK_OK(comm->status());
   }
 
  private:
@@ -42,10 +42,10 @@ class BusyPair {
       std::vector<int32_t> values(sizes[step % 3] + 1, step + rank);
       values.back() = stop_ ? 1 : 0;  // both ranks see it in the same step
       Ending ending = AllReduce(*comms_[rank], values, {1, "busy"}, DType::kInt32);
-      EXPECT_OK(Wait(ending));
+      CHECK_OK(Wait(ending));
       const bool last = values.back() > 0;
       values.pop_back();
-      for (const int32_t value : values) EXPECT(value == 2 * step + 1);
+      for (const int32_t value : values) CHECK(value == 2 * step + 1);
       ++steps_;
       if (last) return;
     }
@@ -111,7 +111,7 @@ std::string Intrusion(Random& random) {
   }
 }
 
-void TestTenThousandConnections() {
+TEST_CASE("ten thousand connections") {
   BusyPair pair;
   Random random(7);
   const int before = OpenDescriptors();
@@ -143,19 +143,19 @@ void TestTenThousandConnections() {
         }
     }
   }
-  EXPECT(silent.size() > 3);
+  CHECK(silent.size() > 3);
   silent.clear();
-  EXPECT(Eventually([&] { return pair.rejected() == connections; }));
-  EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
+  CHECK(Eventually([&] { return pair.rejected() == connections; }));
+  CHECK(Eventually([&] { return OpenDescriptors() <= before; }));
   const uint64_t steps = pair.steps();
-  EXPECT(Eventually([&] { return pair.steps() > steps + 10; }));
+  CHECK(Eventually([&] { return pair.steps() > steps + 10; }));
   pair.Stop();
-  EXPECT(pair.rejected() == connections);
+  CHECK(pair.rejected() == connections);
 }
 
 // The number of pending connections is bounded: the oldest are closed, and the ranks are not
 // disturbed.
-void TestManyAtOnce() {
+TEST_CASE("many at once") {
   BusyPair pair;
   const int before = OpenDescriptors();
   std::vector<std::unique_ptr<RawPeer>> pending;
@@ -163,59 +163,59 @@ void TestManyAtOnce() {
     pending.push_back(std::make_unique<RawPeer>(pair.port(0)));
     pending.back()->Send(HelloFrame(1).substr(0, 50));
   }
-  EXPECT(Eventually([&] { return pair.rejected() == 400 - 256; }));
+  CHECK(Eventually([&] { return pair.rejected() == 400 - 256; }));
   pending[0]->AwaitClose();
   pending[400 - 256 - 1]->AwaitClose();
-  EXPECT(Eventually([&] { return OpenDescriptors() == before + 400 + 256; }));
+  CHECK(Eventually([&] { return OpenDescriptors() == before + 400 + 256; }));
   const uint64_t steps = pair.steps();
-  EXPECT(Eventually([&] { return pair.steps() > steps + 10; }));
+  CHECK(Eventually([&] { return pair.steps() > steps + 10; }));
   pending.clear();
-  EXPECT(Eventually([&] { return pair.rejected() == 400; }));
-  EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
+  CHECK(Eventually([&] { return pair.rejected() == 400; }));
+  CHECK(Eventually([&] { return OpenDescriptors() <= before; }));
   pair.Stop();
 }
 
 // A peer that knows the key is rejected as a rank that is connected already, as a rank that should
 // be dialled, and if it names another rank or generation.
-void TestValidProofOfAConnectedRank() {
+TEST_CASE("valid proof of a connected rank") {
   BusyPair pair;
   uint64_t refused = 0;
   for (const uint32_t to : {0u, 1u}) {
     for (const uint32_t rank : {0u, 1u, 2u, UINT32_MAX}) {
       RawPeer peer(pair.port(static_cast<int>(to)));
-      EXPECT(peer.Introduce(Hello{1, rank, to, NewNonce()}));
+      CHECK(peer.Introduce(Hello{1, rank, to, NewNonce()}));
       peer.AwaitClose();
       ++refused;
-      EXPECT(Eventually([&] { return pair.rejected() == refused; }));
+      CHECK(Eventually([&] { return pair.rejected() == refused; }));
     }
   }
   pair.Stop();
 }
 
 // Rank 1 is not connected: only a proof of the key over both nonces of this connection is accepted.
-void TestProofs() {
+TEST_CASE("proofs") {
   std::unique_ptr<Communicator> comm;
-  EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
+  REQUIRE_OK(Communicator::Create(0, 2, "", 0, &comm));
   std::thread connecting([&] {
     const std::vector<std::string> addresses = {"unused:1", "elsewhere:2"};
-    EXPECT_OK(comm->Connect(TestKey(), 1, addresses, 20));
+    REQUIRE_OK(comm->Connect(TestKey(), 1, addresses, 20));
   });
   const Hello hello{1, 1, 0, NewNonce()};
   const auto challenge_of = [](RawPeer& peer, const Hello& sent) {
-    EXPECT(peer.Send(HelloFrame(sent)));
-    EXPECT(peer.ReceiveHeader().Is(FrameType::kChallenge));
+    CHECK(peer.Send(HelloFrame(sent)));
+    CHECK(peer.ReceiveHeader().Is(FrameType::kChallenge));
     char bytes[kChallengeBytes];
     peer.Receive(bytes, sizeof(bytes));
     Challenge challenge;
-    EXPECT_OK(Decode(std::string_view(bytes, sizeof(bytes)), &challenge));
+    CHECK_OK(Decode(std::string_view(bytes, sizeof(bytes)), &challenge));
     return challenge;
   };
   uint64_t refused = 0;
   const auto refuses = [&](RawPeer& peer, const std::string& bytes) {
-    EXPECT(peer.Send(bytes));
+    CHECK(peer.Send(bytes));
     peer.AwaitClose();
     ++refused;
-    EXPECT(Eventually([&] { return comm->stats().rejected_connections == refused; }));
+    CHECK(Eventually([&] { return comm->stats().rejected_connections == refused; }));
   };
   Nonce recorded;
   {  // without the key
@@ -226,7 +226,7 @@ void TestProofs() {
   {  // the proof of another connection: a replay
     RawPeer peer(comm->port());
     const Challenge challenge = challenge_of(peer, hello);
-    EXPECT(challenge.nonce != recorded);
+    CHECK(challenge.nonce != recorded);
     refuses(peer, RawPeer::ProofFrame(DiallerProof(TestKey(), hello, recorded)));
   }
   {  // the acceptor's own proof
@@ -244,75 +244,63 @@ void TestProofs() {
     refuses(peer, RawPeer::ProofFrame(DiallerProof(TestKey(), hello, recorded)));
   }
   RawPeer peer(comm->port());
-  EXPECT(peer.Introduce(1));
-  EXPECT(peer.ReceiveHeader().Is(FrameType::kWelcome));
+  CHECK(peer.Introduce(1));
+  CHECK(peer.ReceiveHeader().Is(FrameType::kWelcome));
   connecting.join();
 }
 
 // A HELLO and a PROOF that arrive byte by byte are accepted.
-void TestSlowHello() {
+TEST_CASE("slow hello") {
   std::unique_ptr<Communicator> comm;
-  EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
+  REQUIRE_OK(Communicator::Create(0, 2, "", 0, &comm));
   std::thread connecting([&] {
     const std::vector<std::string> addresses = {"unused:1", "elsewhere:2"};
-    EXPECT_OK(comm->Connect(TestKey(), 1, addresses, 20));
+    REQUIRE_OK(comm->Connect(TestKey(), 1, addresses, 20));
   });
   RawPeer peer(comm->port());
   const Hello hello{1, 1, 0, NewNonce()};
-  for (const char byte : HelloFrame(hello)) EXPECT(peer.Send(std::string(1, byte)));
-  EXPECT(peer.ReceiveHeader().Is(FrameType::kChallenge));
+  for (const char byte : HelloFrame(hello)) CHECK(peer.Send(std::string(1, byte)));
+  CHECK(peer.ReceiveHeader().Is(FrameType::kChallenge));
   char bytes[kChallengeBytes];
   peer.Receive(bytes, sizeof(bytes));
   Challenge challenge;
-  EXPECT_OK(Decode(std::string_view(bytes, sizeof(bytes)), &challenge));
+  CHECK_OK(Decode(std::string_view(bytes, sizeof(bytes)), &challenge));
   for (const char byte : RawPeer::ProofFrame(DiallerProof(TestKey(), hello, challenge.nonce))) {
-    EXPECT(peer.Send(std::string(1, byte)));
+    CHECK(peer.Send(std::string(1, byte)));
   }
-  EXPECT(peer.ReceiveHeader().Is(FrameType::kWelcome));
+  CHECK(peer.ReceiveHeader().Is(FrameType::kWelcome));
   connecting.join();
-  EXPECT(comm->stats().rejected_connections == 0);
+  CHECK(comm->stats().rejected_connections == 0);
 }
 
 // Without free descriptors a connection waits, without busy polling, until there is one.
-void TestNoDescriptorsLeft() {
+TEST_CASE("no descriptors left") {
   auto comms = Connected(2);
   const Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   rlimit before;
-  EXPECT(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
   rlimit none = before;
   none.rlim_cur = static_cast<rlim_t>(dup(socket.get()));  // the first free one
-  EXPECT(close(static_cast<int>(none.rlim_cur)) == 0);
-  EXPECT(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  CHECK(close(static_cast<int>(none.rlim_cur)) == 0);
+  CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   address.sin_port = htons(static_cast<uint16_t>(comms[0]->port()));
-  EXPECT(connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+  REQUIRE(connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
   const std::clock_t processor = std::clock();
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // what is measured
-  EXPECT(comms[0]->stats().rejected_connections == 0);
-  EXPECT(std::clock() - processor < CLOCKS_PER_SEC / 2);
-  EXPECT(setrlimit(RLIMIT_NOFILE, &before) == 0);
-  EXPECT(send(socket.get(), "?", 1, MSG_NOSIGNAL) == 1);
-  EXPECT(shutdown(socket.get(), SHUT_WR) == 0);
-  EXPECT(Eventually([&] { return comms[0]->stats().rejected_connections == 1; }));
+  CHECK(comms[0]->stats().rejected_connections == 0);
+  CHECK(std::clock() - processor < CLOCKS_PER_SEC / 2);
+  CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK(send(socket.get(), "?", 1, MSG_NOSIGNAL) == 1);
+  CHECK(shutdown(socket.get(), SHUT_WR) == 0);
+  CHECK(Eventually([&] { return comms[0]->stats().rejected_connections == 1; }));
   std::vector<float> mine(10, 1), theirs(10, 2);
   Ending first = AllReduce(*comms[0], mine), second = AllReduce(*comms[1], theirs);
-  EXPECT_OK(Wait(first));
-  EXPECT_OK(Wait(second));
+  CHECK_OK(Wait(first));
+  CHECK_OK(Wait(second));
 }
-
-void Main() {
-  TestNoDescriptorsLeft();
-  TestSlowHello();
-  TestValidProofOfAConnectedRank();
-  TestProofs();
-  TestManyAtOnce();
-  TestTenThousandConnections();
-  std::puts("data port: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::data_port_test

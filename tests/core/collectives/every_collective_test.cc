@@ -91,7 +91,7 @@ void TestBarrier(int size) {
       if (rank != late) running[rank] = job.Start(*comms[rank]);
     }
     for (int rank = 0; rank < size; ++rank) {
-      if (rank != late) EXPECT(StillRuns(running[rank]->ending, 0.002));
+      if (rank != late) CHECK(StillRuns(running[rank]->ending, 0.002));
     }
     running[late] = job.Start(*comms[late]);
     for (int rank = 0; rank < size; ++rank) job.Check(*comms[rank], *running[rank]);
@@ -112,15 +112,15 @@ void TestSameBits(int size) {
       values[rank][500] = std::numeric_limits<float>::quiet_NaN();
       endings.push_back(AllReduce(*comms[rank], values[rank], {9, "bits", "", 20, algorithm}));
     }
-    for (Ending& ending : endings) EXPECT_OK(Wait(ending));
+    for (Ending& ending : endings) CHECK_OK(Wait(ending));
     for (const std::vector<float>& other : values) {
-      EXPECT(std::memcmp(other.data(), values[0].data(), 4000) == 0);
-      EXPECT(other[500] != other[500] && other[499] == other[499]);
+      CHECK(std::memcmp(other.data(), values[0].data(), 4000) == 0);
+      CHECK((other[500] != other[500] && other[499] == other[499]));
     }
   }
 }
 
-void TestNan() {
+TEST_CASE("nan") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kRecursiveDoubling}) {
     for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
@@ -131,27 +131,36 @@ void TestNan() {
         endings.push_back(AllReduce(*comms[rank], values[rank], {9, "nan", "", 20, algorithm},
                                     DType::kFloat32, op));
       }
-      for (Ending& ending : endings) EXPECT_OK(Wait(ending));
+      for (Ending& ending : endings) CHECK_OK(Wait(ending));
       for (const std::vector<float>& result : values) {
-        for (size_t i = 0; i < 3; ++i) EXPECT(result[i] != result[i]);
-        EXPECT(result[3] == (op == ReduceOp::kMin ? 2 : 4));
+        for (size_t i = 0; i < 3; ++i) CHECK(result[i] != result[i]);
+        CHECK(result[3] == (op == ReduceOp::kMin ? 2 : 4));
       }
     }
   }
 }
 
-void Main() {
-  using Sizes = std::vector<int>;
+using Sizes = std::vector<int>;
+
+TEST_CASE("sizes") {
   for (const int size : share > 1 ? Sizes{3, 8} : Sizes{1, 2, 3, 4, 5, 7, 8}) TestSizes(size);
-  for (const int size : share > 1 ? Sizes{2} : Sizes{2, 4}) TestBorders(size);
-  for (const int size : {2, 3, 8}) TestTypesAndOperations(size);
-  for (const int size : {2, 3, 5}) TestBarrier(size);
-  for (const int size : {2, 3, 6, 8}) TestSameBits(size);
-  TestNan();
-  std::puts("every collective: ok");
 }
 
-REGISTER_TEST(Main);
+TEST_CASE("borders") {
+  for (const int size : share > 1 ? Sizes{2} : Sizes{2, 4}) TestBorders(size);
+}
+
+TEST_CASE("types and operations") {
+  for (const int size : {2, 3, 8}) TestTypesAndOperations(size);
+}
+
+TEST_CASE("barrier") {
+  for (const int size : {2, 3, 5}) TestBarrier(size);
+}
+
+TEST_CASE("same bits") {
+  for (const int size : {2, 3, 6, 8}) TestSameBits(size);
+}
 
 }  // namespace
 }  // namespace tfdist::testing::every_collective_test

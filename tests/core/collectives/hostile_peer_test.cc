@@ -11,12 +11,12 @@ constexpr size_t kCount = 30000;  // floats: more than is sent eagerly
 // Rank 0 is a communicator; the test sends the frames of rank 1.
 struct Duel {
   Duel() {
-    EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
+    REQUIRE_OK(Communicator::Create(0, 2, "", 0, &comm));
     std::thread connecting(
-        [this] { EXPECT_OK(comm->Connect(TestKey(), 1, {"unused:1", "mallory:2"}, 20)); });
+        [this] { REQUIRE_OK(comm->Connect(TestKey(), 1, {"unused:1", "mallory:2"}, 20)); });
     peer = std::make_unique<RawPeer>(comm->port());
-    EXPECT(peer->Introduce(1));
-    EXPECT(peer->ReceiveHeader().Is(FrameType::kWelcome));
+    CHECK(peer->Introduce(1));
+    CHECK(peer->ReceiveHeader().Is(FrameType::kWelcome));
     connecting.join();
   }
 
@@ -53,19 +53,19 @@ void TestBytes(const std::string& bytes, StatusCode code, const std::string& mes
   for (const bool before_start : {false, true}) {
     Duel duel;
     std::vector<float> values(kCount, 1);
-    if (before_start) EXPECT(duel.peer->Send(bytes));
+    if (before_start) CHECK(duel.peer->Send(bytes));
     Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
-    if (!before_start) EXPECT(duel.peer->Send(bytes));
+    if (!before_start) CHECK(duel.peer->Send(bytes));
     const Status status = Wait(ending);
-    EXPECT_STATUS(status, code);
-    EXPECT_CONTAINS(status.message(), message);
-    EXPECT_CONTAINS(status.message(), "rank 1");
+    CHECK_STATUS(status, code);
+    CHECK_CONTAINS(status.message(), message);
+    CHECK_CONTAINS(status.message(), "rank 1");
     Ending later = AllReduce(*duel.comm, values, {2, "later"});
-    EXPECT_STATUS(Wait(later), code);
+    CHECK_STATUS(Wait(later), code);
   }
 }
 
-void TestBrokenFrames() {
+TEST_CASE("broken frames") {
   const auto lost = StatusCode::kUnavailable;
   const std::string open = Open(1, kCount);
   TestBytes(std::string(kFrameHeaderBytes, 'x'), lost, "not a tfdist frame");
@@ -98,7 +98,7 @@ void TestBrokenFrames() {
 
 // Chunks other than the expected one. They follow the OPEN, so they may be stored until the
 // collective starts.
-void TestBrokenChunks() {
+TEST_CASE("broken chunks") {
   struct Case {
     uint16_t step;
     uint64_t offset;
@@ -112,56 +112,56 @@ void TestBrokenChunks() {
       Duel duel;
       std::vector<float> values(kCount, 1);
       const std::string bytes = Open(1, kCount) + Data(1, 0, c.step, c.offset, c.length);
-      if (before_start) EXPECT(duel.peer->Send(bytes));
+      if (before_start) CHECK(duel.peer->Send(bytes));
       Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
       if (!before_start) duel.peer->Send(bytes);
       const Status status = Wait(ending);
-      EXPECT_STATUS(status, StatusCode::kUnavailable);
-      EXPECT_CONTAINS(status.message(), "rank 1");
+      CHECK_STATUS(status, StatusCode::kUnavailable);
+      CHECK_CONTAINS(status.message(), "rank 1");
     }
   }
   // The right first half, two times.
   Duel duel;
   std::vector<float> values(kCount, 1);
   Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
-  EXPECT(duel.peer->Send(Open(1, kCount) + Data(1, 0, 0, 0, kHalf)));
+  CHECK(duel.peer->Send(Open(1, kCount) + Data(1, 0, 0, 0, kHalf)));
   duel.peer->Send(Data(1, 0, 0, 0, kHalf));
   const Status status = Wait(ending);
-  EXPECT_STATUS(status, StatusCode::kUnavailable);
-  EXPECT_CONTAINS(status.message(), "expected step 1 offset 0");
+  CHECK_STATUS(status, StatusCode::kUnavailable);
+  CHECK_CONTAINS(status.message(), "expected step 1 offset 0");
 }
 
-void TestChunksOfOtherCollectives() {
+TEST_CASE("chunks of other collectives") {
   {  // Of an unknown collective, and too large to be stored.
     Duel duel;
     duel.peer->Send(Data(9, 9, 0, 0, kEagerBytes + 1));
-    EXPECT(Eventually([&] { return !duel.comm->status().ok(); }));
-    EXPECT_CONTAINS(duel.comm->status().message(),
-                    "a chunk of 65537 bytes of a collective that has");
+    CHECK(Eventually([&] { return !duel.comm->status().ok(); }));
+    CHECK_CONTAINS(duel.comm->status().message(),
+                   "a chunk of 65537 bytes of a collective that has");
   }
   {  // Of an unknown collective, and small enough: stored up to a limit.
     Duel duel;
     const std::string chunk = Data(9, 9, 0, 0, kEagerBytes);
     size_t sent = 0;
-    while (duel.peer->Send(chunk)) EXPECT(++sent < 10000);
-    EXPECT(sent > 1000);
-    EXPECT_CONTAINS(duel.comm->status().message(), "keeps for collectives that have not started");
+    while (duel.peer->Send(chunk)) CHECK(++sent < 10000);
+    CHECK(sent > 1000);
+    CHECK_CONTAINS(duel.comm->status().message(), "keeps for collectives that have not started");
   }
   {  // Of a collective that has ended.
     Duel duel;
     std::vector<float> values(2, 1);
     Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
-    EXPECT(duel.peer->Send(Open(1, 2) + Data(1, 0, 0, 0, 8)));
-    EXPECT_OK(Wait(ending));
-    EXPECT(values[0] == 1 && values[1] == 1);
+    CHECK(duel.peer->Send(Open(1, 2) + Data(1, 0, 0, 0, 8)));
+    CHECK_OK(Wait(ending));
+    CHECK((values[0] == 1 && values[1] == 1));
     duel.peer->Send(Data(1, 0, 0, 0, 8));
-    EXPECT(Eventually([&] { return !duel.comm->status().ok(); }));
-    EXPECT_CONTAINS(duel.comm->status().message(), "a chunk of a collective that has ended");
+    CHECK(Eventually([&] { return !duel.comm->status().ok(); }));
+    CHECK_CONTAINS(duel.comm->status().message(), "a chunk of a collective that has ended");
   }
 }
 
 // Chunks of one byte, each of another collective: memory is bounded by what they cost.
-void TestSmallChunksOfOtherCollectives() {
+TEST_CASE("small chunks of other collectives") {
   Duel duel;
   const int64_t before = ResidentBytes();
   size_t sent = 0;
@@ -170,31 +170,31 @@ void TestSmallChunksOfOtherCollectives() {
     std::string chunks;
     for (int i = 0; i < 1000; ++i) chunks += Data(++sent, 9, 0, 0, 1);
     open = duel.peer->Send(chunks);
-    EXPECT(HasGrownLessThan(400, before));
+    CHECK(HasGrownLessThan(400, before));
   }
-  EXPECT(sent > 100000);
-  EXPECT(Eventually([&] { return !duel.comm->status().ok(); }));
-  EXPECT_CONTAINS(duel.comm->status().message(), "keeps for collectives that have not started");
-  EXPECT_CONTAINS(duel.comm->status().message(), "rank 1");
+  CHECK(sent > 100000);
+  CHECK(Eventually([&] { return !duel.comm->status().ok(); }));
+  CHECK_CONTAINS(duel.comm->status().message(), "keeps for collectives that have not started");
+  CHECK_CONTAINS(duel.comm->status().message(), "rank 1");
 }
 
 // A peer that asks again and again and does not read the answers.
-void TestUnreadAnswers() {
+TEST_CASE("unread answers") {
   Duel duel;
   const int64_t before = ResidentBytes();
   std::string queries;
   for (int i = 0; i < 1000; ++i) queries += Frame(CollectiveFrame::kQuery, "", 8, 8);
   for (size_t sent = 0; duel.peer->Send(queries); ++sent) {
-    EXPECT(sent < 1000);  // the kernel's buffers hold far less
-    EXPECT(HasGrownLessThan(50, before));
+    CHECK(sent < 1000);  // the kernel's buffers hold far less
+    CHECK(HasGrownLessThan(50, before));
   }
-  EXPECT(Eventually([&] { return !duel.comm->status().ok(); }));
-  EXPECT_CONTAINS(duel.comm->status().message(), "does not read the answers");
-  EXPECT_CONTAINS(duel.comm->status().message(), "rank 1");
+  CHECK(Eventually([&] { return !duel.comm->status().ok(); }));
+  CHECK_CONTAINS(duel.comm->status().message(), "does not read the answers");
+  CHECK_CONTAINS(duel.comm->status().message(), "rank 1");
 }
 
 // A peer that opens collectives without end, for which a joined rank stands in.
-void TestCollectivesOfAJoinedRank() {
+TEST_CASE("collectives of a joined rank") {
   Duel duel;
   auto [options, ending] = Prepare(*duel.comm, {1, "join", "", 0});
   int last_rank = 0;
@@ -202,49 +202,49 @@ void TestCollectivesOfAJoinedRank() {
   constexpr uint64_t kMost = 1 << 12;
   for (uint64_t key = 1; key <= kMost + 1; ++key) duel.peer->Send(Open(1000 + key, 1));
   const Status status = Wait(ending, 100);
-  EXPECT_STATUS(status, StatusCode::kInvalidArgument);
-  EXPECT_CONTAINS(status.message(), "stands in for 4096 others already");
-  EXPECT_CONTAINS(status.message(), "rank 1");
+  CHECK_STATUS(status, StatusCode::kInvalidArgument);
+  CHECK_CONTAINS(status.message(), "stands in for 4096 others already");
+  CHECK_CONTAINS(status.message(), "rank 1");
 }
 
 // A peer that opens a collective larger than this machine's memory.
-void TestALargeCollectiveOfAJoinedRank() {
+TEST_CASE("a large collective of a joined rank") {
   Duel duel;
   auto [options, ending] = Prepare(*duel.comm, {1, "join", "", 0});
   int last_rank = 0;
   duel.comm->Join(std::move(options), &last_rank);
   duel.peer->Send(Open(1000, StandInMemory::Limit() / sizeof(float) + 1));
   const Status status = Wait(ending, 100);
-  EXPECT_STATUS(status, StatusCode::kInvalidArgument);
-  EXPECT_CONTAINS(status.message(), "has joined and has no memory for it");
+  CHECK_STATUS(status, StatusCode::kInvalidArgument);
+  CHECK_CONTAINS(status.message(), "has joined and has no memory for it");
 }
 
 // All of them together have a limit.
-void TestMemoryOfStandIns() {
+TEST_CASE("memory of stand ins") {
   StandInMemory memory(1000);
   std::shared_ptr<char> one = memory.Take(600);
-  EXPECT(one != nullptr && std::all_of(one.get(), one.get() + 600, [](char c) { return c == 0; }));
-  EXPECT(memory.Take(401) == nullptr && memory.Take(1001) == nullptr);
-  EXPECT(memory.Take(400) != nullptr);
+  CHECK((one != nullptr && std::all_of(one.get(), one.get() + 600, [](char c) { return c == 0; })));
+  CHECK((memory.Take(401) == nullptr && memory.Take(1001) == nullptr));
+  CHECK(memory.Take(400) != nullptr);
   one.reset();
-  EXPECT(memory.Take(1000) != nullptr && memory.Take(UINT64_MAX) == nullptr);
+  CHECK((memory.Take(1000) != nullptr && memory.Take(UINT64_MAX) == nullptr));
 }
 
 // Unusual but harmless frames.
-void TestHarmlessFrames() {
+TEST_CASE("harmless frames") {
   Duel duel;
   std::vector<float> values(2, 1);
   Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
   const std::string reply = Frame(CollectiveFrame::kReply, Encode(Reply{true, "?"}), 5, 5);
-  EXPECT(duel.peer->Send(reply + Open(1, 2) + Open(1, 2) +
-                         Frame(CollectiveFrame::kQuery, "odd", 8, 8)));
-  EXPECT(duel.peer->Send(Data(1, 0, 0, 0, 8) + Open(1, 2)));
-  EXPECT_OK(Wait(ending));
-  EXPECT_OK(duel.comm->status());
+  CHECK(duel.peer->Send(reply + Open(1, 2) + Open(1, 2) +
+                        Frame(CollectiveFrame::kQuery, "odd", 8, 8)));
+  CHECK(duel.peer->Send(Data(1, 0, 0, 0, 8) + Open(1, 2)));
+  CHECK_OK(Wait(ending));
+  CHECK_OK(duel.comm->status());
 }
 
 // The connection closes within a header, a control frame, a chunk and an unexpected chunk.
-void TestCutOff() {
+TEST_CASE("cut off") {
   const std::string open = Open(1, kCount), chunk = Data(1, 0, 0, 0, kHalf);
   const std::string unexpected = Data(1, 0, 0, 0, 600);
   for (const std::string& bytes :
@@ -252,34 +252,34 @@ void TestCutOff() {
         open + chunk.substr(0, 20000), open + unexpected.substr(0, 100)}) {
     Duel duel;
     std::vector<float> values(kCount, 1);
-    EXPECT(duel.peer->Send(bytes));
+    CHECK(duel.peer->Send(bytes));
     Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
     duel.peer.reset();
     const Status status = Wait(ending);
-    EXPECT(!status.ok());
-    EXPECT_CONTAINS(status.message(), "rank 1");
+    CHECK(!status.ok());
+    CHECK_CONTAINS(status.message(), "rank 1");
   }
 }
 
 // The reason of an ABORT is reported even if the peer resets the connection while we write to it.
-void TestAbortBeforeReset() {
+TEST_CASE("abort before reset") {
   for (int turn = 0; turn < 50; ++turn) {
     Duel duel;
     std::vector<float> values(1 << 20, 1);
-    EXPECT(duel.peer->Send(Open(1, values.size())));
+    CHECK(duel.peer->Send(Open(1, values.size())));
     Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
     duel.peer->ReceiveHeader();
-    EXPECT(duel.peer->Send(Frame(CollectiveFrame::kAbort,
-                                 Encode(Abort{StatusCode::kUnavailable, "the disk is full"}))));
+    CHECK(duel.peer->Send(Frame(CollectiveFrame::kAbort,
+                                Encode(Abort{StatusCode::kUnavailable, "the disk is full"}))));
     duel.peer.reset();
     const Status status = Wait(ending);
-    EXPECT_STATUS(status, StatusCode::kUnavailable);
-    EXPECT_CONTAINS(status.message(), "the disk is full");
+    CHECK_STATUS(status, StatusCode::kUnavailable);
+    CHECK_CONTAINS(status.message(), "the disk is full");
   }
 }
 
 // A process at a peer's address that is not the peer.
-void TestImpostor() {
+TEST_CASE("impostor") {
   FrameHeader long_welcome;
   long_welcome.type = static_cast<uint8_t>(FrameType::kWelcome);
   long_welcome.meta_bytes = 8;
@@ -301,56 +301,38 @@ void TestImpostor() {
       {true, "", "closed"}};
   for (const auto& [proves, answer, message] : cases) {
     Listener listener;
-    EXPECT_OK(Listener::Listen("127.0.0.1", 0, false, &listener));
+    REQUIRE_OK(Listener::Listen("127.0.0.1", 0, false, &listener));
     const int port = listener.port();
     std::unique_ptr<Communicator> comm;
-    EXPECT_OK(Communicator::Create(1, 2, "", 0, &comm));
+    REQUIRE_OK(Communicator::Create(1, 2, "", 0, &comm));
     std::thread host([&] {
       PeerSocket socket;
-      EXPECT(Eventually([&] { return Accept(listener.tcp(), &socket); }));
+      CHECK(Eventually([&] { return Accept(listener.tcp(), &socket); }));
       const TimePoint deadline = Clock::now() + std::chrono::seconds(10);
       std::string greeting(HelloFrame(1).size(), '\0');
-      EXPECT_OK(ReceiveAll(socket.fd, greeting.data(), greeting.size(), deadline));
+      CHECK_OK(ReceiveAll(socket.fd, greeting.data(), greeting.size(), deadline));
       Hello hello;
-      EXPECT_OK(Decode(std::string_view(greeting).substr(kFrameHeaderBytes), &hello));
-      EXPECT(hello.generation == 1 && hello.rank == 1 && hello.to == 0);
+      CHECK_OK(Decode(std::string_view(greeting).substr(kFrameHeaderBytes), &hello));
+      CHECK((hello.generation == 1 && hello.rank == 1 && hello.to == 0));
       if (proves) {
         const Nonce nonce = NewNonce();
         const std::string challenge =
             Frame(FrameType::kChallenge,
                   Encode(Challenge{nonce, AcceptorProof(TestKey(), hello, nonce)}));
-        EXPECT_OK(SendAll(socket.fd, challenge.data(), challenge.size(), deadline));
+        CHECK_OK(SendAll(socket.fd, challenge.data(), challenge.size(), deadline));
         std::string proof(kFrameHeaderBytes + kProofBytes, '\0');
-        EXPECT_OK(ReceiveAll(socket.fd, proof.data(), proof.size(), deadline));
-        EXPECT(proof == RawPeer::ProofFrame(DiallerProof(TestKey(), hello, nonce)));
+        CHECK_OK(ReceiveAll(socket.fd, proof.data(), proof.size(), deadline));
+        CHECK(proof == RawPeer::ProofFrame(DiallerProof(TestKey(), hello, nonce)));
       }
-      EXPECT_OK(SendAll(socket.fd, answer.data(), answer.size(), deadline));
+      CHECK_OK(SendAll(socket.fd, answer.data(), answer.size(), deadline));
     });
     const Status status = comm->Connect(TestKey(), 1, {StrCat("127.0.0.1:", port), "unused:1"}, 20);
     host.join();
-    EXPECT(!status.ok());
-    EXPECT_CONTAINS(status.message(), "cannot connect to rank 0");
-    EXPECT_CONTAINS(status.message(), message);
+    CHECK(!status.ok());
+    CHECK_CONTAINS(status.message(), "cannot connect to rank 0");
+    CHECK_CONTAINS(status.message(), message);
   }
 }
-
-void Main() {
-  TestBrokenFrames();
-  TestBrokenChunks();
-  TestChunksOfOtherCollectives();
-  TestSmallChunksOfOtherCollectives();
-  TestUnreadAnswers();
-  TestCollectivesOfAJoinedRank();
-  TestALargeCollectiveOfAJoinedRank();
-  TestMemoryOfStandIns();
-  TestHarmlessFrames();
-  TestCutOff();
-  TestAbortBeforeReset();
-  TestImpostor();
-  std::puts("hostile peer: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::hostile_peer_test

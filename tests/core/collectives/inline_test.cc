@@ -19,7 +19,7 @@ struct Chain {
       if (status.ok()) {
         const int size = comm.size();
         const float sum = static_cast<float>(size * left + size * (size - 1) / 2);
-        for (const float value : values) EXPECT(value == sum);
+        for (const float value : values) CHECK(value == sum);
       }
       if (status.ok() && left > 0) return Next(left - 1);
       end.set_value(status);
@@ -47,7 +47,7 @@ void TestChains(int size) {
       for (auto& chain : chains) threads.emplace_back([&] { chain->Next(length); });
       for (auto& chain : chains) {
         Ending ending = chain->end.get_future();
-        EXPECT_OK(Wait(ending, 120));
+        CHECK_OK(Wait(ending, 120));
       }
       for (std::thread& thread : threads) thread.join();
     });
@@ -55,40 +55,35 @@ void TestChains(int size) {
 }
 
 // A failed collective ends, and so does the one that its `done` starts.
-void TestChainThatFails() {
+TEST_CASE_IN_BOTH_WAYS("chain that fails") {
   auto comms = Connected(2);
   Chain ours(*comms[0], 1, 3), theirs(*comms[1], 1, 3);
   std::thread other([&] { theirs.Next(1000000); });
   std::thread thread([&] { ours.Next(1000000); });
-  EXPECT(Eventually([&] { return comms[0]->stats().collectives > 100; }));
+  CHECK(Eventually([&] { return comms[0]->stats().collectives > 100; }));
   comms[0]->Abort(Status(StatusCode::kUnavailable, "enough"));
   for (Chain* chain : {&ours, &theirs}) {
     Ending ending = chain->end.get_future();
-    EXPECT_CONTAINS(Wait(ending).message(), "enough");
+    CHECK_CONTAINS(Wait(ending).message(), "enough");
   }
   thread.join();
   other.join();
 }
 
 // A deadline earlier than the one for which the communicator's thread sleeps.
-void TestEarlierDeadline() {
+TEST_CASE_IN_BOTH_WAYS("earlier deadline") {
   auto comms = Connected(2);
   std::vector<float> patient(3), hasty(3);
   Ending first = AllReduce(*comms[0], patient, {1, "patient", "", 0});
-  EXPECT(StillRuns(first, 0.05));
+  CHECK(StillRuns(first, 0.05));
   Ending second = AllReduce(*comms[0], hasty, {2, "hasty", "", 0.2});
-  EXPECT_STATUS(Wait(second, 5), StatusCode::kDeadlineExceeded);
-  EXPECT_STATUS(Wait(first, 5), StatusCode::kDeadlineExceeded);
+  CHECK_STATUS(Wait(second, 5), StatusCode::kDeadlineExceeded);
+  CHECK_STATUS(Wait(first, 5), StatusCode::kDeadlineExceeded);
 }
 
-void Main() {
+TEST_CASE_IN_BOTH_WAYS("chains") {
   for (const int size : {2, 3}) TestChains(size);
-  TestChainThatFails();
-  TestEarlierDeadline();
-  std::printf("inline (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
-
-REGISTER_TEST([] { InBothWays(Main); });
 
 }  // namespace
 }  // namespace tfdist::testing::inline_test

@@ -34,36 +34,36 @@ void TestUneven(int size, size_t count) {
       for (int round = 0; round <= rank; ++round) {
         std::vector<int64_t> values(count, 100 * round + rank), gathered(size, -1);
         Ending sum = AllReduce(comm, values, {3}, DType::kInt64);
-        EXPECT_OK(Wait(sum));
+        CHECK_OK(Wait(sum));
         int64_t expected = 0;
         for (int r = round; r < size; ++r) expected += 100 * round + r;
-        for (const int64_t value : values) EXPECT(value == expected);
+        for (const int64_t value : values) CHECK(value == expected);
         gathered[rank] = 1 + rank;
         Ending gather = AllGather(comm, gathered, {3}, DType::kInt64);
-        EXPECT_OK(Wait(gather));
-        for (int r = 0; r < size; ++r) EXPECT(gathered[r] == (r < round ? 0 : 1 + r));
+        CHECK_OK(Wait(gather));
+        for (int r = 0; r < size; ++r) CHECK(gathered[r] == (r < round ? 0 : 1 + r));
       }
       auto joined = Join(comm, 20, 3);  // with the same key
-      EXPECT_OK(Wait(joined->ending));
-      EXPECT(joined->last_rank == size - 1);
+      CHECK_OK(Wait(joined->ending));
+      CHECK(joined->last_rank == size - 1);
       // All ranks take part again, with the same sequence numbers.
       std::vector<int64_t> values(count, rank);
       Ending sum = AllReduce(comm, values, {3}, DType::kInt64);
-      EXPECT_OK(Wait(sum));
-      for (const int64_t value : values) EXPECT(value == size * (size - 1) / 2);
+      CHECK_OK(Wait(sum));
+      for (const int64_t value : values) CHECK(value == size * (size - 1) / 2);
     }
   });
 }
 
 // Every operation and type: the result is that of the ranks with data.
-void TestOperations() {
+TEST_CASE("operations") {
   constexpr int kSize = 4;
   Ranks comms = ConnectedOn(kSize, 2);
   OnRanks(kSize, [&](int rank) {
     if (rank == 1 || rank == 2) {
       auto joined = Join(*comms[rank]);
-      EXPECT_OK(Wait(joined->ending));
-      EXPECT(joined->last_rank == 3);
+      CHECK_OK(Wait(joined->ending));
+      CHECK(joined->last_rank == 3);
       return;
     }
     uint64_t key = 100;
@@ -78,21 +78,21 @@ void TestOperations() {
           auto [options, ending] = Prepare(*comms[rank], {key++, "op", "", 20, algorithm});
           const FlatView view({{values.data(), values.size()}});
           comms[rank]->AllReduce(std::move(options), view, view, dtype, op);
-          EXPECT_OK(Wait(ending));
-          EXPECT(values == Encoded(dtype, 50, [&](size_t i) {
-                   return ReducedBy({0, 3}, dtype, op, kSize, i);
-                 }));
+          CHECK_OK(Wait(ending));
+          CHECK(values == Encoded(dtype, 50, [&](size_t i) {
+                  return ReducedBy({0, 3}, dtype, op, kSize, i);
+                }));
         }
       }
     }
     auto joined = Join(*comms[rank]);
-    EXPECT_OK(Wait(joined->ending));
-    EXPECT(joined->last_rank == 3);
+    CHECK_OK(Wait(joined->ending));
+    CHECK(joined->last_rank == 3);
   });
 }
 
 // A joined rank discards its outputs, contributes no rows, and does not block the others.
-void TestOtherCollectives() {
+TEST_CASE("other collectives") {
   constexpr int kSize = 3;
   Ranks comms = Connected(kSize);
   auto joined = Join(*comms[1]);
@@ -102,8 +102,8 @@ void TestOtherCollectives() {
     for (int repeat = 0; repeat < 3; ++repeat) {
       std::vector<float> values(50000, static_cast<float>(rank));
       Ending broadcast = Broadcast(comm, values, 2, {1});
-      EXPECT_OK(Wait(broadcast));
-      EXPECT(values == std::vector<float>(50000, 2));
+      CHECK_OK(Wait(broadcast));
+      CHECK(values == std::vector<float>(50000, 2));
 
       const std::vector<size_t> bytes = {8, 0, 16};
       std::vector<int64_t> own = {rank + 5, 7}, all(3);
@@ -111,38 +111,38 @@ void TestOtherCollectives() {
       auto [to_root, gathered] = Prepare(comm, {2, "gather"});
       comm.Gather(std::move(to_root), DType::kInt64, bytes, 0, block,
                   rank == 0 ? View(all) : FlatView());
-      EXPECT_OK(Wait(gathered));
-      if (rank == 0) EXPECT((all == std::vector<int64_t>{5, 7, 7}));
+      CHECK_OK(Wait(gathered));
+      if (rank == 0) CHECK((all == std::vector<int64_t>{5, 7, 7}));
 
       auto [from_root, scattered] = Prepare(comm, {3, "scatter"});
       std::vector<int64_t> parts = {1, 2, 3};
       comm.Scatter(std::move(from_root), DType::kInt64, bytes, 2,
                    rank == 2 ? View(parts) : FlatView(), block);
-      EXPECT_OK(Wait(scattered));
-      EXPECT(own[0] == (rank == 0 ? 1 : 2));
+      CHECK_OK(Wait(scattered));
+      CHECK(own[0] == (rank == 0 ? 1 : 2));
 
       // The joined rank as the root of a reduce.
       auto [reduce, reduced] = Prepare(comm, {4, "reduce"});
       comm.Reduce(std::move(reduce), View(parts), FlatView(), DType::kInt64, ReduceOp::kMax, 1);
-      EXPECT_OK(Wait(reduced));
+      CHECK_OK(Wait(reduced));
 
       auto [spread, reduce_scattered] = Prepare(comm, {5, "reduce_scatter"});
       std::vector<int64_t> operands = {rank, rank + 1, rank + 2};
       comm.ReduceScatter(std::move(spread), View(operands), block, DType::kInt64, ReduceOp::kSum,
                          bytes);
-      EXPECT_OK(Wait(reduce_scattered));
-      EXPECT(own[0] == (rank == 0 ? 2 : 4));
+      CHECK_OK(Wait(reduce_scattered));
+      CHECK(own[0] == (rank == 0 ? 2 : 4));
 
       auto [wait, barrier] = Prepare(comm, {6, "barrier"});
       comm.Barrier(std::move(wait));
-      EXPECT_OK(Wait(barrier));
+      CHECK_OK(Wait(barrier));
     }
     auto end = Join(comm);
-    EXPECT_OK(Wait(end->ending));
-    EXPECT(end->last_rank == 2);
+    CHECK_OK(Wait(end->ending));
+    CHECK(end->last_rank == 2);
   });
-  EXPECT_OK(Wait(joined->ending));
-  EXPECT(joined->last_rank == 2);
+  CHECK_OK(Wait(joined->ending));
+  CHECK(joined->last_rank == 2);
 }
 
 void TestOnlyJoins(int size) {
@@ -150,8 +150,8 @@ void TestOnlyJoins(int size) {
   OnRanks(size, [&](int rank) {
     for (int turn = 0; turn < 200; ++turn) {
       auto joined = Join(*comms[rank]);
-      EXPECT_OK(Wait(joined->ending));
-      EXPECT(joined->last_rank == size - 1);
+      CHECK_OK(Wait(joined->ending));
+      CHECK(joined->last_rank == size - 1);
     }
   });
 }
@@ -167,29 +167,30 @@ void TestRepeated(int size) {
       if (rank == root) {
         std::vector<float> parts(size, 1);
         Ending scatter = Scatter(*comms[rank], parts, root, {1});
-        EXPECT_OK(Wait(scatter));
+        CHECK_OK(Wait(scatter));
       }
       auto joined = Join(*comms[rank]);
-      EXPECT_OK(Wait(joined->ending));
-      EXPECT(joined->last_rank == root);
+      CHECK_OK(Wait(joined->ending));
+      CHECK(joined->last_rank == root);
       Ending sum = AllReduce(*comms[rank], values, {2});
-      EXPECT_OK(Wait(sum));
-      EXPECT(values[2] == static_cast<float>(size * (size - 1) / 2));
+      CHECK_OK(Wait(sum));
+      CHECK(values[2] == static_cast<float>(size * (size - 1) / 2));
     }
   });
 }
 
-void Main() {
+TEST_CASE("uneven") {
   for (const int size : {1, 2, 3, 5}) TestUneven(size, 3);
   TestUneven(4, 40000);
-  TestOperations();
-  TestOtherCollectives();
-  for (const int size : {2, 3, 8}) TestOnlyJoins(size);
-  for (const int size : {2, 3, 8}) TestRepeated(size);
-  std::puts("join: ok");
 }
 
-REGISTER_TEST(Main);
+TEST_CASE("only joins") {
+  for (const int size : {2, 3, 8}) TestOnlyJoins(size);
+}
+
+TEST_CASE("repeated") {
+  for (const int size : {2, 3, 8}) TestRepeated(size);
+}
 
 }  // namespace
 }  // namespace tfdist::testing::join_test

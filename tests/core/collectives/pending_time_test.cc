@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <thread>
 
 #include "testing.h"
@@ -13,37 +12,37 @@ namespace {
 
 using std::chrono::seconds;
 
-void TestAddsTheUnion() {
+TEST_CASE("adds the union") {
   const auto at = [](int second) { return TimePoint() + seconds(second); };
   PendingTime time;
-  EXPECT(time.nanoseconds() == 0);
+  CHECK(time.nanoseconds() == 0);
   time.Begin(at(10));
   time.Begin(at(12));
   time.End(at(15));
   time.End(at(20));
-  EXPECT(time.nanoseconds() == 10'000'000'000);
+  CHECK(time.nanoseconds() == 10'000'000'000);
   // It began while the former one lasted, and counts from the end of that.
   time.Begin(at(18));
   time.End(at(23));
-  EXPECT(time.nanoseconds() == 13'000'000'000);
+  CHECK(time.nanoseconds() == 13'000'000'000);
   // It ends before it begins, as another thread's clock has it.
   time.Begin(at(30));
   time.End(at(29));
-  EXPECT(time.nanoseconds() == 13'000'000'000);
+  CHECK(time.nanoseconds() == 13'000'000'000);
 }
 
 // What lasts counts up to now, and what was read stays when it turns out to have ended before.
-void TestKeepsWhatWasRead() {
+TEST_CASE("keeps what was read") {
   const TimePoint now = Clock::now();
   PendingTime time;
   time.Begin(now - seconds(2));
   const uint64_t sum = time.nanoseconds();
-  EXPECT(sum >= 2'000'000'000 && sum < 22'000'000'000);
+  CHECK((sum >= 2'000'000'000 && sum < 22'000'000'000));
   time.End(now - seconds(1));
-  EXPECT(time.nanoseconds() == sum);
+  CHECK(time.nanoseconds() == sum);
 }
 
-void TestNeverDecreases() {
+TEST_CASE("never decreases") {
   PendingTime time;
   std::atomic<bool> over{false};
   std::thread writer([&] {
@@ -55,21 +54,12 @@ void TestNeverDecreases() {
   uint64_t before = 0;
   for (int i = 0; i < 200'000 || before == 0; ++i) {
     const uint64_t now = time.nanoseconds();
-    EXPECT(now >= before);
+    CHECK(now >= before);
     before = now;
   }
   over = true;
   writer.join();
 }
-
-void Main() {
-  TestAddsTheUnion();
-  TestKeepsWhatWasRead();
-  TestNeverDecreases();
-  std::puts("pending_time: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::pending_time_test

@@ -53,20 +53,20 @@ class RawPeer {
   // connection is closed with a reset, so that thousands of them leave no state in the kernel.
   explicit RawPeer(int port, bool local = false) {
     PeerSocket socket;
-    EXPECT_OK(Dial(StrCat("127.0.0.1:", port), local, Deadline(), &socket));
-    EXPECT((socket.process != nullptr) == local);
+    REQUIRE_OK(Dial(StrCat("127.0.0.1:", port), local, Deadline(), &socket));
+    REQUIRE((socket.process != nullptr) == local);
     socket_ = std::move(socket.fd);
     process = std::move(socket.process);
     if (local) return;
     const linger hard{1, 0};
-    EXPECT(setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &hard, sizeof(hard)) == 0);
+    REQUIRE(setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &hard, sizeof(hard)) == 0);
   }
 
   // Whether everything was sent; false if the other side has closed the connection.
   bool Send(const std::string& bytes) {
     return SendAll(socket_, bytes.data(), bytes.size(), Deadline()).ok();
   }
-  void Receive(char* data, size_t size) { EXPECT_OK(ReceiveAll(socket_, data, size, Deadline())); }
+  void Receive(char* data, size_t size) { REQUIRE_OK(ReceiveAll(socket_, data, size, Deadline())); }
   // Whether `size` bytes arrived before the other side closed.
   bool TryReceive(char* data, size_t size) {
     return ReceiveAll(socket_, data, size, Deadline()).ok();
@@ -75,7 +75,7 @@ class RawPeer {
     FrameHeaderBytes bytes;
     Receive(bytes.data(), bytes.size());
     FrameHeader header;
-    EXPECT_OK(Decode(bytes.data(), LimitsOfCollectives, &header));
+    REQUIRE_OK(Decode(bytes.data(), LimitsOfCollectives, &header));
     return header;
   }
   // Sends HELLO and answers the CHALLENGE with a proof of `key`. False if the other side closes the
@@ -89,8 +89,8 @@ class RawPeer {
         !ReceiveAll(socket_, bytes, sizeof(bytes), Deadline()).ok()) {
       return false;
     }
-    EXPECT_OK(Decode(std::string_view(bytes, sizeof(bytes)), &challenge));
-    EXPECT(SameDigest(challenge.proof, AcceptorProof(TestKey(), hello, challenge.nonce)));
+    REQUIRE_OK(Decode(std::string_view(bytes, sizeof(bytes)), &challenge));
+    REQUIRE(SameDigest(challenge.proof, AcceptorProof(TestKey(), hello, challenge.nonce)));
     return Send(ProofFrame(DiallerProof(key, hello, challenge.nonce)));
   }
   static std::string ProofFrame(const Digest& proof) {
@@ -110,14 +110,14 @@ class RawPeer {
       if (received == 0 || (received < 0 && errno == ECONNRESET)) return;
       pollfd entry{socket_.get(), POLLIN, 0};
       if (received < 0) poll(&entry, 1, 100);
-      EXPECT(Clock::now() < deadline);
+      REQUIRE(Clock::now() < deadline);
     }
   }
 
   // Receives a frame with a descriptor beside its first byte.
   std::string ReceiveWithDescriptor(size_t size, Fd* descriptor) {
     std::string bytes(size, '\0');
-    EXPECT_OK(tfdist::ReceiveWithDescriptor(socket_, bytes.data(), size, descriptor, Deadline()));
+    REQUIRE_OK(tfdist::ReceiveWithDescriptor(socket_, bytes.data(), size, descriptor, Deadline()));
     return bytes;
   }
 

@@ -12,24 +12,24 @@ namespace {
 std::vector<int> Segments(uint64_t begin, size_t count, int segments) {
   constexpr size_t kWidth = 4;
   const std::vector<size_t> bounds = StripedBounds(begin, count, kWidth, segments);
-  EXPECT(bounds.size() == static_cast<size_t>(segments) + 1);
-  EXPECT(bounds.back() == count * kWidth);
+  CHECK(bounds.size() == static_cast<size_t>(segments) + 1);
+  CHECK(bounds.back() == count * kWidth);
   std::vector<int> found(count, -1);
   size_t at = 0;
   for (const Stripe& stripe : Stripes(begin, count, kWidth, segments)) {
-    EXPECT(stripe.begin < stripe.end && stripe.end <= count * kWidth);
+    CHECK((stripe.begin < stripe.end && stripe.end <= count * kWidth));
     for (size_t byte = stripe.begin; byte < stripe.end; byte += kWidth, at += kWidth) {
       int segment = 0;
       while (bounds[segment + 1] <= at) ++segment;
-      EXPECT(found[byte / kWidth] == -1);
+      CHECK(found[byte / kWidth] == -1);
       found[byte / kWidth] = segment;
     }
   }
-  EXPECT(at == count * kWidth);
+  CHECK(at == count * kWidth);
   return found;
 }
 
-void TestAValueHasOneSegmentInAnyBucket() {
+TEST_CASE("a value has one segment in any bucket") {
   constexpr size_t kElements = 11 * kStripeElements + 100;
   for (const int segments : {2, 3, 5, 16}) {
     for (const size_t bucket : {kElements, size_t{1000}, size_t{3 * kStripeElements + 7}}) {
@@ -37,25 +37,25 @@ void TestAValueHasOneSegmentInAnyBucket() {
         const size_t count = std::min(bucket, kElements - begin);
         const std::vector<int> found = Segments(begin, count, segments);
         for (size_t i = 0; i < count; ++i) {
-          EXPECT(found[i] == static_cast<int>((begin + i) / kStripeElements % segments));
+          CHECK(found[i] == static_cast<int>((begin + i) / kStripeElements % segments));
         }
       }
     }
   }
 }
 
-void TestSegmentsOfALargeBucketAreEven() {
+TEST_CASE("segments of a large bucket are even") {
   const std::vector<size_t> bounds = StripedBounds(123, 1 << 20, 4, 7);
   for (int i = 0; i < 7; ++i) {
     const size_t bytes = bounds[i + 1] - bounds[i];
-    EXPECT(bytes + 4 * kStripeElements > (size_t{4} << 20) / 7);
-    EXPECT(bytes < (size_t{4} << 20) / 7 + 4 * kStripeElements);
+    CHECK(bytes + 4 * kStripeElements > (size_t{4} << 20) / 7);
+    CHECK(bytes < (size_t{4} << 20) / 7 + 4 * kStripeElements);
   }
 }
 
-void TestNothing() {
-  EXPECT(Stripes(5, 0, 4, 3).empty());
-  EXPECT(StripedBounds(5, 0, 4, 3) == std::vector<size_t>(4, 0));
+TEST_CASE("nothing") {
+  CHECK(Stripes(5, 0, 4, 3).empty());
+  CHECK(StripedBounds(5, 0, 4, 3) == std::vector<size_t>(4, 0));
 }
 
 // Values whose sums depend on the order of the additions.
@@ -90,13 +90,13 @@ std::vector<float> Sums(const std::vector<std::unique_ptr<Communicator>>& comms,
       endings.push_back(std::move(ending));
     }
   }
-  for (Ending& ending : endings) EXPECT_OK(Wait(ending));
-  for (int rank = 1; rank < size; ++rank) EXPECT(lists[rank] == lists[0]);
+  for (Ending& ending : endings) CHECK_OK(Wait(ending));
+  for (int rank = 1; rank < size; ++rank) CHECK(lists[rank] == lists[0]);
   return lists[0];
 }
 
 // By a ring, and by two levels of three and of two hosts.
-void TestSumsDoNotDependOnTheBuckets() {
+TEST_CASE("sums do not depend on the buckets") {
   constexpr size_t kCount = 9 * kStripeElements + 77;
   for (const auto& [size, hosts] : {std::pair(3, 3), std::pair(5, 1), std::pair(6, 3)}) {
     const std::vector<std::unique_ptr<Communicator>> comms = ConnectedOn(size, hosts);
@@ -109,26 +109,16 @@ void TestSumsDoNotDependOnTheBuckets() {
         sum += of_rank[i];
         largest += std::abs(of_rank[i]);
       }
-      EXPECT(std::abs(whole[i] - sum) <= 1e-6 * largest);
+      CHECK(std::abs(whole[i] - sum) <= 1e-6 * largest);
     }
     // Some buckets are small enough for recursive doubling, which would add in another order.
     for (const size_t bucket :
          {size_t{1000}, 2 * kStripeElements, size_t{3 * kStripeElements + 5}}) {
-      EXPECT(Sums(comms, kCount, bucket, true) == whole);
+      CHECK(Sums(comms, kCount, bucket, true) == whole);
     }
-    EXPECT(Sums(comms, kCount, 3 * kStripeElements + 5, false) != whole);
+    CHECK(Sums(comms, kCount, 3 * kStripeElements + 5, false) != whole);
   }
 }
-
-void Main() {
-  TestAValueHasOneSegmentInAnyBucket();
-  TestSegmentsOfALargeBucketAreEven();
-  TestNothing();
-  TestSumsDoNotDependOnTheBuckets();
-  std::puts("stripes: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::stripes_test

@@ -26,37 +26,37 @@ std::string Data(const std::string& content) {
 
 // While an unexpected chunk of one peer is still arriving, another peer, which has received this
 // rank's OPEN, sends a chunk larger than the limit of unexpected ones.
-void TestLargeChunkBesideAnUnexpectedOne() {
+TEST_CASE("large chunk beside an unexpected one") {
   std::unique_ptr<Communicator> comm;
-  EXPECT_OK(Communicator::Create(0, 3, "", 0, &comm));
+  REQUIRE_OK(Communicator::Create(0, 3, "", 0, &comm));
   std::thread connecting(
-      [&] { EXPECT_OK(comm->Connect(TestKey(), 1, {"unused:1", "one:2", "two:3"}, 20)); });
+      [&] { REQUIRE_OK(comm->Connect(TestKey(), 1, {"unused:1", "one:2", "two:3"}, 20)); });
   std::vector<std::unique_ptr<RawPeer>> peers;
   for (const uint32_t rank : {1, 2}) {
     peers.push_back(std::make_unique<RawPeer>(comm->port()));
-    EXPECT(peers.back()->Introduce(rank));
-    EXPECT(peers.back()->ReceiveHeader().Is(FrameType::kWelcome));
+    CHECK(peers.back()->Introduce(rank));
+    CHECK(peers.back()->ReceiveHeader().Is(FrameType::kWelcome));
   }
   connecting.join();
   const std::string small(kSmall, 's'), large(kLarge, 'l'), of_one = Open() + Data(small);
   const size_t cut = of_one.size() - kSmall / 2;
-  EXPECT(peers[0]->Send(of_one.substr(0, cut)));
+  CHECK(peers[0]->Send(of_one.substr(0, cut)));
   const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
-  while (comm->stats().bytes_received < kSmall) EXPECT(Clock::now() < deadline);
+  while (comm->stats().bytes_received < kSmall) CHECK(Clock::now() < deadline);
 
   std::string gathered(kSmall + kLarge, '.');
   auto [options, ending] = Prepare(*comm, {});
   comm->Gather(std::move(options), DType::kBytes, kBlocks, 0, FlatView(),
                FlatView({{gathered.data(), gathered.size()}}));
-  EXPECT(peers[1]->Send(Open() + Data(large)));
-  while (comm->stats().bytes_received < kSmall + kLarge) EXPECT(Clock::now() < deadline);
-  EXPECT(peers[0]->Send(of_one.substr(cut)));
-  EXPECT_OK(Wait(ending));
-  EXPECT(gathered == small + large);
+  CHECK(peers[1]->Send(Open() + Data(large)));
+  while (comm->stats().bytes_received < kSmall + kLarge) CHECK(Clock::now() < deadline);
+  CHECK(peers[0]->Send(of_one.substr(cut)));
+  CHECK_OK(Wait(ending));
+  CHECK(gathered == small + large);
 }
 
 // A rank that is thousands of small collectives ahead of another: all of them end, exactly.
-void TestFarAhead() {
+TEST_CASE("far ahead") {
   Ranks comms = Connected(2);
   const int count = Rounds(5000);
   std::vector<std::vector<float>> ahead(count), behind(count);
@@ -65,16 +65,16 @@ void TestFarAhead() {
     ahead[i].assign(2, static_cast<float>(i));
     endings.push_back(AllReduce(*comms[1], ahead[i], {static_cast<uint64_t>(i + 1), "t", "", 0}));
   }
-  EXPECT(StillRuns(endings.front(), 0));
+  CHECK(StillRuns(endings.front(), 0));
   for (int i = 0; i < count; ++i) {
     behind[i].assign(2, 1);
     last.push_back(AllReduce(*comms[0], behind[i], {static_cast<uint64_t>(i + 1), "t", "", 0}));
   }
   for (int i = 0; i < count; ++i) {
-    EXPECT_OK(Wait(endings[i], 100));
-    EXPECT_OK(Wait(last[i], 100));
+    CHECK_OK(Wait(endings[i], 100));
+    CHECK_OK(Wait(last[i], 100));
     const float sum = static_cast<float>(i + 1);
-    EXPECT(ahead[i] == std::vector<float>(2, sum) && behind[i] == ahead[i]);
+    CHECK((ahead[i] == std::vector<float>(2, sum) && behind[i] == ahead[i]));
   }
 }
 
@@ -85,38 +85,29 @@ FrameHeader OfBytes(uint64_t bytes, uint32_t exposed = 0) {
 }
 
 // A message that is taken out is no longer charged, and one costs more than it carries.
-void TestCharges() {
+TEST_CASE("charges") {
   UnexpectedMessages messages;
   std::vector<iovec> target;
   for (uint64_t key = 0; key < 100; ++key) {
     const CollectiveId id{key % 10, 0};
-    EXPECT_OK(messages.AddOpen(id, {1, Signature()}));
+    CHECK_OK(messages.AddOpen(id, {1, Signature()}));
     const size_t before = messages.bytes();
-    EXPECT_OK(messages.AddChunk(id, 1, OfBytes(1), &target));
-    EXPECT(messages.bytes() - before > sizeof(UnexpectedMessages::Chunk));
-    EXPECT(messages.CompleteChunk(id, 1) && !messages.CompleteChunk(id, 1));
+    CHECK_OK(messages.AddChunk(id, 1, OfBytes(1), &target));
+    CHECK(messages.bytes() - before > sizeof(UnexpectedMessages::Chunk));
+    CHECK((messages.CompleteChunk(id, 1) && !messages.CompleteChunk(id, 1)));
     const size_t between = messages.bytes();
-    EXPECT_OK(messages.AddChunk(id, 2, OfBytes(1, 1), &target));
-    EXPECT(messages.bytes() - between > messages.bytes() - before - (messages.bytes() - between));
-    EXPECT(messages.CompleteChunk(id, 2));
+    CHECK_OK(messages.AddChunk(id, 2, OfBytes(1, 1), &target));
+    CHECK(messages.bytes() - between > messages.bytes() - before - (messages.bytes() - between));
+    CHECK(messages.CompleteChunk(id, 2));
   }
   for (uint64_t key = 0; key < 10; ++key) {
-    EXPECT(messages.TakeOpens({key, 0}).size() == 10);
+    CHECK(messages.TakeOpens({key, 0}).size() == 10);
     UnexpectedMessages::Chunk chunk;
     while (messages.TakeChunk({key, 0}, &chunk)) {
     }
   }
-  EXPECT(messages.bytes() == 0);
+  CHECK(messages.bytes() == 0);
 }
-
-void Main() {
-  TestFarAhead();
-  TestCharges();
-  TestLargeChunkBesideAnUnexpectedOne();
-  std::puts("unexpected messages: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::unexpected_messages_test

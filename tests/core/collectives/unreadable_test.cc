@@ -29,13 +29,10 @@ constexpr size_t kCount = 150000;  // of a block: three chunks
 // In a process of its own: neither filters nor secret pages can be taken back.
 void InChild(const std::function<void()>& test) {
   const pid_t child = fork();
-  EXPECT(child >= 0);
-  if (child == 0) {
-    test();
-    _exit(0);
-  }
+  REQUIRE(child >= 0);
+  if (child == 0) EndAfter(test);
   int status = -1;
-  EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK((waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0));
 }
 
 // From now on process_vm_readv fails in all threads: with any pieces, or with more than one, which
@@ -50,8 +47,8 @@ void Forbid(int error, bool canaries) {
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
   const sock_fprog program{sizeof(filter) / sizeof(filter[0]), filter};
-  EXPECT(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-  EXPECT(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
+  CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+  CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
 }
 
 // Null where the kernel or the limit of locked memory does not permit it.
@@ -81,7 +78,7 @@ void KeepSecret(std::string* operand) {
   if (begin >= end) return;
   char* const pages = reinterpret_cast<char*>(begin);
   const std::string content(pages, end - begin);
-  EXPECT(MapSecret(pages, content.size()) == pages);
+  CHECK(MapSecret(pages, content.size()) == pages);
   std::memcpy(pages, content.data(), content.size());
 }
 
@@ -140,12 +137,12 @@ void TestEveryCollective(int size, void (*prepare)(std::string*)) {
   Ranks comms = Connected(size);
   RunJobs(comms, Jobs(size, prepare));
   const uint64_t resent = Resent(comms);
-  EXPECT(resent > 0);
+  CHECK(resent > 0);
   for (Job& job : Jobs(size, prepare)) {
     job.key += 100;
     RunJobs(comms, {job});
   }
-  EXPECT(prepare != nullptr || Resent(comms) == resent);
+  CHECK((prepare != nullptr || Resent(comms) == resent));
 }
 
 void TestSecretMemory() { TestEveryCollective(Rounds(4) < 4 ? 2 : 4, KeepSecret); }
@@ -160,13 +157,13 @@ void TestForbiddenInMidJob() {
   Ranks comms = Connected(2);
   const std::vector<Job> jobs = Jobs(2, nullptr);
   RunJobs(comms, jobs);
-  EXPECT(Resent(comms) == 0);
+  CHECK(Resent(comms) == 0);
   Forbid(EPERM, /*canaries=*/true);
   for (Job job : jobs) {
     job.key += 100;
     RunJobs(comms, {job});
   }
-  EXPECT(Resent(comms) > 0);
+  CHECK(Resent(comms) > 0);
 }
 
 // A chunk of many pieces behind a lent one: the addresses do not fit into a frame, and it is lent
@@ -187,21 +184,21 @@ void TestManyPieces() {
     auto [options, ending] = Prepare(*comms[rank], {1, "t", "", 20, Algorithm::kRing});
     comms[rank]->AllReduce(std::move(options), FlatView(pieces), FlatView(pieces), DType::kFloat32,
                            ReduceOp::kSum);
-    EXPECT_OK(Wait(ending));
-    EXPECT(values == std::vector<float>(values.size(), 3));
+    CHECK_OK(Wait(ending));
+    CHECK(values == std::vector<float>(values.size(), 3));
   });
-  EXPECT(Resent(comms) > 0);
+  CHECK(Resent(comms) > 0);
 }
 
-void Main() {
+TEST_CASE("secret memory") {
   if (HasSecretMemory()) InChild(TestSecretMemory);
-  InChild(TestForbiddenReads);
-  InChild(TestForbiddenInMidJob);
-  InChild(TestManyPieces);
-  std::puts("unreadable: ok");
 }
 
-REGISTER_TEST(Main);
+TEST_CASE("forbidden reads") { InChild(TestForbiddenReads); }
+
+TEST_CASE("forbidden in mid job") { InChild(TestForbiddenInMidJob); }
+
+TEST_CASE("many pieces") { InChild(TestManyPieces); }
 
 }  // namespace
 }  // namespace tfdist::testing::unreadable_test

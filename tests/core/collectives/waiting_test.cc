@@ -6,30 +6,30 @@
 namespace tfdist::testing::waiting_test {
 namespace {
 
-void TestNamesMissingRank() {
+TEST_CASE("names missing rank") {
   Ranks comms = Connected(2);
-  EXPECT(comms[0]->Waiting(0) == "");
+  CHECK(comms[0]->Waiting(0) == "");
   std::vector<float> ours(10, 1), theirs(10, 2);
   Ending first = AllReduce(*comms[0], ours, {7, "loss"});
-  EXPECT(comms[0]->Waiting(60) == "");
+  CHECK(comms[0]->Waiting(60) == "");
   std::string text;
-  EXPECT(Eventually([&] { return !(text = comms[0]->Waiting(0.02)).empty(); }));
-  EXPECT_CONTAINS(text, "rank 0 of 2: all_reduce 'loss'");
-  EXPECT_CONTAINS(text, "has waited 0 s for rank 1 (127.0.0.1:");
-  EXPECT_CONTAINS(text, "), which has not started it");
+  CHECK(Eventually([&] { return !(text = comms[0]->Waiting(0.02)).empty(); }));
+  CHECK_CONTAINS(text, "rank 0 of 2: all_reduce 'loss'");
+  CHECK_CONTAINS(text, "has waited 0 s for rank 1 (127.0.0.1:");
+  CHECK_CONTAINS(text, "), which has not started it");
   Ending second = AllReduce(*comms[1], theirs, {7, "loss"});
-  EXPECT_OK(Wait(first));
-  EXPECT_OK(Wait(second));
-  EXPECT(comms[0]->Waiting(0) == "");
+  CHECK_OK(Wait(first));
+  CHECK_OK(Wait(second));
+  CHECK(comms[0]->Waiting(0) == "");
 }
 
 // Waiting holds the engine for a moment, in which other threads queue commands.
-void TestFrequentCalls() {
+TEST_CASE("frequent calls") {
   Ranks comms = Connected(2);
   std::atomic<bool> stop{false};
   std::thread caller([&] {
     while (!stop) {
-      for (const auto& comm : comms) EXPECT(comm->Waiting(60) == "");
+      for (const auto& comm : comms) CHECK(comm->Waiting(60) == "");
     }
   });
   const int steps = Rounds(20000);
@@ -39,23 +39,15 @@ void TestFrequentCalls() {
       const TimePoint begun = Clock::now();
       // Its first check, after a tenth of the timeout, would execute the command, too.
       Ending ending = AllReduce(*comms[rank], values, {1, "t", "", 60});
-      EXPECT_OK(Wait(ending));
+      CHECK_OK(Wait(ending));
       // A command that is not executed then waits for the communicator's own thread, up to 5 s.
-      EXPECT(SecondsSince(begun) < 3);
-      EXPECT(values[9] == 2.0f * static_cast<float>(step));
+      CHECK(SecondsSince(begun) < 3);
+      CHECK(values[9] == 2.0f * static_cast<float>(step));
     }
   });
   stop = true;
   caller.join();
 }
-
-void Main() {
-  TestNamesMissingRank();
-  TestFrequentCalls();
-  std::puts("waiting: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::waiting_test

@@ -13,7 +13,7 @@ double Waited(const Communicator& comm, int peer) {
 }
 
 // Rank 2 is late for two collectives at once, which are one wait; a third is not over yet.
-void TestNamesTheLateRank() {
+TEST_CASE("names the late rank") {
   Ranks comms = Connected(3);
   std::vector<std::vector<float>> values(9, std::vector<float>(10, 1));
   // In a ring of three every rank is a peer of the others.
@@ -29,62 +29,62 @@ void TestNamesTheLateRank() {
   }
   // It grows while the collectives wait.
   for (int rank : {0, 1}) {
-    EXPECT(Eventually([&] { return Waited(*comms[rank], 2) > kLate; }));
+    CHECK(Eventually([&] { return Waited(*comms[rank], 2) > kLate; }));
   }
-  EXPECT(Waited(*comms[0], 2) <= SecondsSince(begun));
+  CHECK(Waited(*comms[0], 2) <= SecondsSince(begun));
   for (int i = 0; i < 2; ++i) endings.push_back(AllReduce(*comms[2], values[6 + i], calls[i]));
-  for (Ending& ending : endings) EXPECT_OK(Wait(ending));
+  for (Ending& ending : endings) CHECK_OK(Wait(ending));
   const double elapsed = SecondsSince(begun);
   for (int rank : {0, 1}) {
-    EXPECT(Waited(*comms[rank], 2) > kLate);
-    EXPECT(Waited(*comms[rank], 2) <= elapsed);
-    EXPECT(Waited(*comms[rank], rank) == 0);
+    CHECK(Waited(*comms[rank], 2) > kLate);
+    CHECK(Waited(*comms[rank], 2) <= elapsed);
+    CHECK(Waited(*comms[rank], rank) == 0);
   }
   for (int rank : {0, 1}) {
     const std::string longest = comms[rank]->TakeLongestWait(2);
-    EXPECT(longest == "all_reduce 'a'" || longest == "all_reduce 'b'");
-    EXPECT(comms[rank]->TakeLongestWait(2).empty());
+    CHECK((longest == "all_reduce 'a'" || longest == "all_reduce 'b'"));
+    CHECK(comms[rank]->TakeLongestWait(2).empty());
   }
   // The others had started before it: it has waited for none.
-  EXPECT(Waited(*comms[2], 0) < kLate / 2);
-  EXPECT(Waited(*comms[2], 1) < kLate / 2);
+  CHECK(Waited(*comms[2], 0) < kLate / 2);
+  CHECK(Waited(*comms[2], 1) < kLate / 2);
   // What has ended does not grow, and what fails ends.
   const uint64_t before = comms[0]->WaitedFor(2);
-  EXPECT(Eventually([&] { return SecondsSince(begun) > elapsed + 0.02; }));
-  EXPECT(comms[0]->WaitedFor(2) == before);
+  CHECK(Eventually([&] { return SecondsSince(begun) > elapsed + 0.02; }));
+  CHECK(comms[0]->WaitedFor(2) == before);
   Ending third = AllReduce(*comms[0], values[2], calls[2]);
-  EXPECT(Eventually([&] { return comms[0]->WaitedFor(2) > before; }));
+  CHECK(Eventually([&] { return comms[0]->WaitedFor(2) > before; }));
   comms[2]->Abort(Status(StatusCode::kUnavailable, "the end"));
-  EXPECT(!Wait(third).ok());
+  CHECK(!Wait(third).ok());
   const uint64_t after = comms[0]->WaitedFor(2);
   const TimePoint ended = Clock::now();
-  EXPECT(Eventually([&] { return SecondsSince(ended) > 0.02; }));
-  EXPECT(comms[0]->WaitedFor(2) == after);
+  CHECK(Eventually([&] { return SecondsSince(ended) > 0.02; }));
+  CHECK(comms[0]->WaitedFor(2) == after);
 }
 
 // Ranks that have joined wait for each other from the start of what they stand in for, not from the
 // end of their former wait.
-void TestStandInsWait() {
+TEST_CASE("stand ins wait") {
   Ranks comms = Connected(3);
   std::vector<std::unique_ptr<Joined>> joined;
   for (int rank : {0, 1}) joined.push_back(Join(*comms[rank]));
   const TimePoint joining = Clock::now();
-  EXPECT(Eventually([&] { return SecondsSince(joining) > kLate; }));
+  CHECK(Eventually([&] { return SecondsSince(joining) > kLate; }));
   const double before[] = {Waited(*comms[0], 1), Waited(*comms[1], 0)};
   const TimePoint begun = Clock::now();
   std::vector<float> values(10, 1);
   for (uint64_t key = 1; key <= 20; ++key) {
     Ending ending = AllReduce(*comms[2], values, {key, "d", "", 20, Algorithm::kRing});
-    EXPECT_OK(Wait(ending));
+    CHECK_OK(Wait(ending));
   }
   joined.push_back(Join(*comms[2]));
-  for (const auto& one : joined) EXPECT_OK(Wait(one->ending));
+  for (const auto& one : joined) CHECK_OK(Wait(one->ending));
   const double elapsed = SecondsSince(begun);
-  for (int rank : {0, 1}) EXPECT(Waited(*comms[rank], 1 - rank) - before[rank] <= elapsed);
+  for (int rank : {0, 1}) CHECK(Waited(*comms[rank], 1 - rank) - before[rank] <= elapsed);
 }
 
 // What ranks send to each other is what the others have received, and their sum is that of all.
-void TestTrafficByPeer() {
+TEST_CASE("traffic by peer") {
   constexpr int kRanks = 3;
   Ranks comms = Connected(kRanks);
   std::vector<std::vector<float>> values(kRanks, std::vector<float>(1000, 1));
@@ -93,7 +93,7 @@ void TestTrafficByPeer() {
   for (int rank = 0; rank < kRanks; ++rank) {
     endings.push_back(AllReduce(*comms[rank], values[rank], call));
   }
-  for (Ending& ending : endings) EXPECT_OK(Wait(ending));
+  for (Ending& ending : endings) CHECK_OK(Wait(ending));
   for (int rank = 0; rank < kRanks; ++rank) {
     uint64_t sent = 0, received = 0;
     int receivers = 0;
@@ -101,22 +101,13 @@ void TestTrafficByPeer() {
       sent += comms[rank]->BytesSentTo(peer);
       receivers += comms[rank]->BytesSentTo(peer) > 0 ? 1 : 0;
       received += comms[rank]->BytesReceivedFrom(peer);
-      EXPECT(comms[rank]->BytesSentTo(peer) == comms[peer]->BytesReceivedFrom(rank));
+      CHECK(comms[rank]->BytesSentTo(peer) == comms[peer]->BytesReceivedFrom(rank));
     }
-    EXPECT(sent == comms[rank]->stats().bytes_sent && sent > 0);
-    EXPECT(received == comms[rank]->stats().bytes_received);
-    EXPECT(receivers == 1);  // in a ring
+    CHECK((sent == comms[rank]->stats().bytes_sent && sent > 0));
+    CHECK(received == comms[rank]->stats().bytes_received);
+    CHECK(receivers == 1);  // in a ring
   }
 }
-
-void Main() {
-  TestNamesTheLateRank();
-  TestStandInsWait();
-  TestTrafficByPeer();
-  std::puts("waits: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::waits_test

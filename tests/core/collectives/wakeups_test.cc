@@ -21,10 +21,10 @@ void TestManyThreads(int size, const std::vector<size_t>& counts, int steps) {
           std::vector<float> values(counts[key], static_cast<float>(rank + step));
           const TimePoint begun = Clock::now();
           Ending ending = AllReduce(*comms[rank], values, {key, "t", "", kTimeout});
-          EXPECT_OK(Wait(ending));
-          EXPECT(SecondsSince(begun) < kStall);
+          CHECK_OK(Wait(ending));
+          CHECK(SecondsSince(begun) < kStall);
           const int sum = size * step + size * (size - 1) / 2;
-          EXPECT(values.front() == static_cast<float>(sum) && values.back() == values.front());
+          CHECK((values.front() == static_cast<float>(sum) && values.back() == values.front()));
         }
       });
     }
@@ -32,14 +32,11 @@ void TestManyThreads(int size, const std::vector<size_t>& counts, int steps) {
   for (std::thread& thread : threads) thread.join();
 }
 
-void Main() {
+TEST_CASE_IN_BOTH_WAYS("many threads") {
   TestManyThreads(2, {1, 1, 1, 1, 1, 1}, Rounds(4000));
   TestManyThreads(2, {1, 3000, 20000, 60000}, Rounds(400));
   TestManyThreads(3, {1, 100, 20000}, Rounds(250));
-  std::printf("wakeups (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
-
-REGISTER_TEST([] { InBothWays(Main); });
 
 }  // namespace
 }  // namespace tfdist::testing::wakeups_test

@@ -2,7 +2,6 @@
 #include "core/math/local_reduce.h"
 
 #include <cstdint>
-#include <cstdio>
 #include <numeric>
 
 #include "testing.h"
@@ -54,30 +53,29 @@ void TestReduce(size_t replicas, DType dtype, ReduceOp op, Output memory, Stores
     for (size_t k = 0; k < piece.iov_len / sizeof(T); ++k, ++i) {
       T sum = static_cast<T>(replicas * (i % 100) + 10 * (replicas * (replicas - 1) / 2));
       if (op == ReduceOp::kMean) sum = sum / static_cast<T>(replicas);
-      EXPECT(sums[k] == sum);
+      CHECK(sums[k] == sum);
     }
   }
-  EXPECT(i == count);
+  CHECK(i == count);
 }
 
 // Rounding reveals the order: in float32, 1 + 2^24 is 2^24.
-void TestOrderOfReplicas() {
+TEST_CASE("order of replicas") {
   std::vector<float> a = {1.0f}, b = {16777216.0f}, c = {-16777216.0f}, sum = {0.0f};
   const auto view = [](std::vector<float>& values) {
     return FlatView({{values.data(), sizeof(float)}});
   };
   LocalReduce({view(a), view(b), view(c)}, view(sum), 0, 4, DType::kFloat32, ReduceOp::kSum,
               Stores::kCached);
-  EXPECT(sum[0] == 0.0f);
+  CHECK(sum[0] == 0.0f);
   LocalReduce({view(b), view(c), view(a)}, view(sum), 0, 4, DType::kFloat32, ReduceOp::kSum,
               Stores::kCached);
-  EXPECT(sum[0] == 1.0f);
+  CHECK(sum[0] == 1.0f);
 }
 
-void Main() {
-  TestOrderOfReplicas();
-  EXPECT(ChooseStores(0) == Stores::kCached);
-  EXPECT(ChooseStores(size_t{1} << 30) == Stores::kStreaming);
+TEST_CASE("reduce") {
+  CHECK(ChooseStores(0) == Stores::kCached);
+  CHECK(ChooseStores(size_t{1} << 30) == Stores::kStreaming);
   for (const size_t replicas : {1, 2, 3, 4, 8}) {
     for (const Output memory : {Output::kOwn, Output::kFirstInput, Output::kPartlyFirstInput}) {
       for (const Stores stores : {Stores::kCached, Stores::kStreaming}) {
@@ -89,10 +87,7 @@ void Main() {
       }
     }
   }
-  std::puts("local reduce: ok");
 }
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::local_reduce_test

@@ -20,8 +20,8 @@ constexpr int kTypes[] = {1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21};
 
 FrameLimits LimitsOf(int type) {
   FrameLimits limits;
-  EXPECT(LimitsOfConnection(static_cast<uint8_t>(type), &limits) ||
-         LimitsOfCollectives(static_cast<uint8_t>(type), &limits));
+  CHECK((LimitsOfConnection(static_cast<uint8_t>(type), &limits) ||
+         LimitsOfCollectives(static_cast<uint8_t>(type), &limits)));
   return limits;
 }
 
@@ -60,10 +60,10 @@ void ExpectDecodesCleanly(const char* bytes) {
   FrameHeader header, again;
   if (!Decode(bytes, &header).ok()) return;
   const FrameLimits limits = LimitsOf(header.type);
-  EXPECT(header.meta_bytes <= limits.meta_bytes && header.exposed <= MostExposed(header));
-  EXPECT(header.payload_bytes <= limits.payload_bytes);
-  EXPECT_OK(Decode(Encode(header).data(), &again));
-  EXPECT(Same(header, again));
+  CHECK((header.meta_bytes <= limits.meta_bytes && header.exposed <= MostExposed(header)));
+  CHECK(header.payload_bytes <= limits.payload_bytes);
+  CHECK_OK(Decode(Encode(header).data(), &again));
+  CHECK(Same(header, again));
 }
 
 void TestHeaders(Random& random) {
@@ -71,16 +71,16 @@ void TestHeaders(Random& random) {
     const FrameHeader header = RandomHeader(random);
     FrameHeaderBytes bytes = Encode(header);
     FrameHeader decoded;
-    EXPECT_OK(Decode(bytes.data(), &decoded));
-    EXPECT(Same(header, decoded));
+    CHECK_OK(Decode(bytes.data(), &decoded));
+    CHECK(Same(header, decoded));
     for (size_t bit = 0; bit < 8 * kFrameHeaderBytes; ++bit) {
       bytes[bit / 8] ^= static_cast<char>(1 << bit % 8);
       ExpectDecodesCleanly(bytes.data());
       // The first four bytes are magic and version.
       if (bit < 32) {
         const Status status = Decode(bytes.data(), &decoded);
-        EXPECT(status.code() == StatusCode::kInvalidArgument);
-        EXPECT_CONTAINS(status.message(), "not a tfdist frame, or of another version");
+        CHECK(status.code() == StatusCode::kInvalidArgument);
+        CHECK_CONTAINS(status.message(), "not a tfdist frame, or of another version");
       }
       bytes[bit / 8] ^= static_cast<char>(1 << bit % 8);
     }
@@ -97,22 +97,22 @@ void TestHeaders(Random& random) {
 void ExpectTooLong(const FrameHeader& header, const FrameLimits& limits) {
   FrameHeader decoded;
   const Status status = Decode(Encode(header).data(), &decoded);
-  EXPECT(status.code() == StatusCode::kInvalidArgument);
-  EXPECT_CONTAINS(status.message(), StrCat("type ", int{header.type}, " claims ", header.meta_bytes,
-                                           " and ", header.payload_bytes, " bytes"));
-  EXPECT_CONTAINS(status.message(),
-                  StrCat("the limits are ", limits.meta_bytes, " and ", limits.payload_bytes));
+  CHECK(status.code() == StatusCode::kInvalidArgument);
+  CHECK_CONTAINS(status.message(), StrCat("type ", int{header.type}, " claims ", header.meta_bytes,
+                                          " and ", header.payload_bytes, " bytes"));
+  CHECK_CONTAINS(status.message(),
+                 StrCat("the limits are ", limits.meta_bytes, " and ", limits.payload_bytes));
 }
 
-void TestLengths() {
+TEST_CASE("lengths") {
   for (const int type : kTypes) {
     const FrameLimits limits = LimitsOf(type);
     FrameHeader header, decoded;
     header.type = static_cast<uint8_t>(type);
-    EXPECT_OK(Decode(Encode(header).data(), &decoded));
+    CHECK_OK(Decode(Encode(header).data(), &decoded));
     header.meta_bytes = limits.meta_bytes;
     header.payload_bytes = limits.payload_bytes;
-    EXPECT_OK(Decode(Encode(header).data(), &decoded));
+    CHECK_OK(Decode(Encode(header).data(), &decoded));
     for (const uint64_t bytes :
          {uint64_t{limits.meta_bytes} + 1, uint64_t{1} << 31, uint64_t{UINT32_MAX}}) {
       header.meta_bytes = static_cast<uint32_t>(bytes);
@@ -127,39 +127,39 @@ void TestLengths() {
   for (const int type : {0, 8, 15, 22, 255}) {
     FrameHeader header, decoded;
     header.type = static_cast<uint8_t>(type);
-    EXPECT_CONTAINS(Decode(Encode(header).data(), &decoded).message(),
-                    StrCat("unknown frame type ", type));
+    CHECK_CONTAINS(Decode(Encode(header).data(), &decoded).message(),
+                   StrCat("unknown frame type ", type));
   }
   FrameHeader header, decoded;
   header.type = static_cast<uint8_t>(CollectiveFrame::kData);
   header.meta_bytes = 31;
   header.exposed = 2;  // which take 32 bytes of meta
-  EXPECT_CONTAINS(Decode(Encode(header).data(), &decoded).message(), "malformed frame header");
+  CHECK_CONTAINS(Decode(Encode(header).data(), &decoded).message(), "malformed frame header");
 }
 
 // Truncates, extends, corrupts and randomises the encoding of `message`.
 template <typename Message>
 void TestPayload(const Message& message, const std::string& what, Random& random) {
   const std::string bytes = Encode(message);
-  EXPECT(bytes.size() <= kMaxCollectiveMeta);
+  CHECK(bytes.size() <= kMaxCollectiveMeta);
   Message decoded;
-  EXPECT_OK(tfdist::Decode(bytes, &decoded));
-  EXPECT(Encode(decoded) == bytes);
+  CHECK_OK(tfdist::Decode(bytes, &decoded));
+  CHECK(Encode(decoded) == bytes);
   for (size_t size = 0; size < bytes.size(); ++size) {
     // A separate copy, so that a sanitizer detects reads past the end.
     const std::vector<char> cut(bytes.begin(), bytes.begin() + size);
     Message ignored;
     const Status status = Decode(std::string_view(cut.data(), cut.size()), &ignored);
-    EXPECT(status.code() == StatusCode::kInvalidArgument);
-    EXPECT_CONTAINS(status.message(), "malformed " + what + " frame");
+    CHECK(status.code() == StatusCode::kInvalidArgument);
+    CHECK_CONTAINS(status.message(), "malformed " + what + " frame");
   }
   Message ignored;
-  EXPECT(!Decode(bytes + '\0', &ignored).ok());
+  CHECK(!Decode(bytes + '\0', &ignored).ok());
   const auto expect_clean = [](const std::string& changed) {
     Message first, second;
     if (!Decode(changed, &first).ok()) return;
-    EXPECT_OK(Decode(Encode(first), &second));
-    EXPECT(Encode(first) == Encode(second));
+    CHECK_OK(Decode(Encode(first), &second));
+    CHECK(Encode(first) == Encode(second));
   };
   for (size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
     std::string changed = bytes;
@@ -199,24 +199,24 @@ void TestPayloads(Random& random) {
   TestPayload(Abort{StatusCode::kDeadlineExceeded, "waited too long"}, "ABORT", random);
 }
 
-void TestTexts() {
+TEST_CASE("texts") {
   // Texts of any length are cut to the limit of a frame.
   const std::string endless(100000, 'x');
   const std::string bytes = Encode(TestSignature(endless, endless));
-  EXPECT(bytes.size() <= kMaxCollectiveMeta);
+  CHECK(bytes.size() <= kMaxCollectiveMeta);
   Signature signature;
-  EXPECT_OK(Decode(bytes, &signature));
-  EXPECT(!signature.name.empty() && endless.find(signature.name) == 0);
-  EXPECT(Encode(Reply{true, endless, 0, 0, 0}).size() <= kMaxCollectiveMeta);
-  EXPECT(Encode(Abort{StatusCode::kInternal, endless}).size() <= kMaxCollectiveMeta);
+  CHECK_OK(Decode(bytes, &signature));
+  CHECK((!signature.name.empty() && endless.find(signature.name) == 0));
+  CHECK(Encode(Reply{true, endless, 0, 0, 0}).size() <= kMaxCollectiveMeta);
+  CHECK(Encode(Abort{StatusCode::kInternal, endless}).size() <= kMaxCollectiveMeta);
   const std::string zeros("a\0b", 3);
-  EXPECT_OK(Decode(Encode(TestSignature(zeros, "")), &signature));
-  EXPECT(signature.name == zeros);
+  CHECK_OK(Decode(Encode(TestSignature(zeros, "")), &signature));
+  CHECK(signature.name == zeros);
 }
 
-void TestSignatures() {
+TEST_CASE("signatures") {
   const Signature ours = TestSignature("a", "float[3]");
-  EXPECT(ours.Matches(TestSignature("b", "float[4]")));  // texts are not compared
+  CHECK(ours.Matches(TestSignature("b", "float[4]")));  // texts are not compared
   const std::vector<std::function<void(Signature*)>> changes = {
       [](Signature* s) { ++s->kind; },      [](Signature* s) { ++s->dtype; },
       [](Signature* s) { ++s->reduce_op; }, [](Signature* s) { ++s->root; },
@@ -226,45 +226,42 @@ void TestSignatures() {
   for (const auto& change : changes) {
     Signature theirs = ours, received;
     change(&theirs);
-    EXPECT_OK(Decode(Encode(theirs), &received));
-    EXPECT(!ours.Matches(received));
-    EXPECT(theirs.Matches(received));
-    EXPECT(received.blocks == ours.blocks && received.joins == 9);
+    CHECK_OK(Decode(Encode(theirs), &received));
+    CHECK(!ours.Matches(received));
+    CHECK(theirs.Matches(received));
+    CHECK((received.blocks == ours.blocks && received.joins == 9));
   }
   // More blocks than fit are not sent.
   Signature many = ours, received;
   many.blocks.assign(kMaxBlocks, 7);
-  EXPECT(Encode(many).size() <= kMaxCollectiveMeta);
-  EXPECT_OK(Decode(Encode(many), &received));
-  EXPECT(received.blocks == many.blocks);
+  CHECK(Encode(many).size() <= kMaxCollectiveMeta);
+  CHECK_OK(Decode(Encode(many), &received));
+  CHECK(received.blocks == many.blocks);
   many.blocks.push_back(7);
-  EXPECT_OK(Decode(Encode(many), &received));
-  EXPECT(received.blocks.empty());
+  CHECK_OK(Decode(Encode(many), &received));
+  CHECK(received.blocks.empty());
 }
 
 // The codes of an ABORT: no code of the peer, known or not, is decoded as success.
-void TestAbortCodes() {
+TEST_CASE("abort codes") {
   for (int code = -3; code < 20; ++code) {
     Abort abort;
-    EXPECT_OK(Decode(Encode(Abort{static_cast<StatusCode>(code), "why"}), &abort));
+    CHECK_OK(Decode(Encode(Abort{static_cast<StatusCode>(code), "why"}), &abort));
     const bool preserved = code == 3 || code == 4 || code == 13;
-    EXPECT(static_cast<int>(abort.code) == (preserved ? code : 14));
-    EXPECT(abort.message == "why");
+    CHECK(static_cast<int>(abort.code) == (preserved ? code : 14));
+    CHECK(abort.message == "why");
   }
 }
 
-void Main() {
+TEST_CASE("headers") {
   Random random(20240607);
   TestHeaders(random);
-  TestLengths();
-  TestPayloads(random);
-  TestTexts();
-  TestSignatures();
-  TestAbortCodes();
-  std::puts("frame: ok");
 }
 
-REGISTER_TEST(Main);
+TEST_CASE("payloads") {
+  Random random(20240608);
+  TestPayloads(random);
+}
 
 }  // namespace
 }  // namespace tfdist::testing::frame_test

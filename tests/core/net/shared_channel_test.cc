@@ -20,9 +20,9 @@ constexpr size_t kCapacity = SharedChannel::kCapacity;
 
 struct Pair {
   Pair() : creator(SharedChannel::Create()) {
-    EXPECT(creator != nullptr);
+    REQUIRE(creator != nullptr);
     opener = SharedChannel::Open(Fd(dup(creator->fd())));
-    EXPECT(opener != nullptr);
+    REQUIRE(opener != nullptr);
   }
   std::unique_ptr<SharedChannel> creator, opener;
 };
@@ -39,7 +39,7 @@ std::vector<iovec> Cut(std::vector<char>& bytes, size_t begin, size_t end,
 }
 
 // Both rings, wrapping several times, in pieces of random sizes.
-void TestStream() {
+TEST_CASE("stream") {
   std::mt19937_64 random(3);
   Pair pair;
   std::vector<char> sent(5 * kCapacity + 77);
@@ -52,63 +52,63 @@ void TestStream() {
     while (out < sent.size()) {
       const size_t max_bytes = random() % (kCapacity / 2);
       in += writer.Write(Cut(sent, in, std::min(in + max_bytes, sent.size()), random));
-      EXPECT(reader.HasBytes() == (in > out));
+      CHECK(reader.HasBytes() == (in > out));
       const size_t room = random() % (kCapacity / 2);
       const ssize_t read =
           reader.Read(Cut(received, out, std::min(out + room, sent.size()), random));
-      EXPECT(read >= 0);
+      CHECK(read >= 0);
       out += static_cast<size_t>(read);
-      EXPECT(out <= in);
+      CHECK(out <= in);
     }
-    EXPECT(received == sent);
-    EXPECT(!reader.HasBytes());
+    CHECK(received == sent);
+    CHECK(!reader.HasBytes());
   }
 }
 
-void TestFull() {
+TEST_CASE("full") {
   Pair pair;
   std::vector<char> bytes(kCapacity + 1, 'x');
-  EXPECT(pair.creator->Write({{bytes.data(), bytes.size()}}) == kCapacity);
-  EXPECT(pair.creator->Room() == 0);
-  EXPECT(!pair.opener->WriterWaits());
-  EXPECT(pair.creator->Write({{bytes.data(), 1}}) == 0);
-  EXPECT(pair.opener->Read({{bytes.data(), 1}}) == 1);
-  EXPECT(pair.opener->WriterWaits());
-  EXPECT(!pair.opener->WriterWaits());
-  EXPECT(pair.creator->Room() == 1);
-  EXPECT(pair.creator->Write({{bytes.data(), 2}}) == 1);
+  CHECK(pair.creator->Write({{bytes.data(), bytes.size()}}) == kCapacity);
+  CHECK(pair.creator->Room() == 0);
+  CHECK(!pair.opener->WriterWaits());
+  CHECK(pair.creator->Write({{bytes.data(), 1}}) == 0);
+  CHECK(pair.opener->Read({{bytes.data(), 1}}) == 1);
+  CHECK(pair.opener->WriterWaits());
+  CHECK(!pair.opener->WriterWaits());
+  CHECK(pair.creator->Room() == 1);
+  CHECK(pair.creator->Write({{bytes.data(), 2}}) == 1);
 }
 
-void TestSleep() {
+TEST_CASE("sleep") {
   Pair pair;
   char byte = 'x';
-  EXPECT(!pair.creator->ReaderSleeps(true));
-  EXPECT(pair.opener->Sleep(false));
-  EXPECT(pair.creator->Write({{&byte, 1}}) == 1);
-  EXPECT(pair.creator->ReaderSleeps(true));
-  EXPECT(!pair.creator->ReaderSleeps(true));
-  EXPECT(!pair.opener->Sleep(false));
+  CHECK(!pair.creator->ReaderSleeps(true));
+  CHECK(pair.opener->Sleep(false));
+  CHECK(pair.creator->Write({{&byte, 1}}) == 1);
+  CHECK(pair.creator->ReaderSleeps(true));
+  CHECK(!pair.creator->ReaderSleeps(true));
+  CHECK(!pair.opener->Sleep(false));
   pair.opener->StayAwake();
-  EXPECT(!pair.creator->ReaderSleeps(true));
+  CHECK(!pair.creator->ReaderSleeps(true));
 }
 
 // A reader in deep sleep is woken only by urgent data; it can change to light sleep.
-void TestDeepSleep() {
+TEST_CASE("deep sleep") {
   Pair pair;
   char byte = 'x';
-  EXPECT(pair.opener->Sleep(true));
-  EXPECT(pair.creator->Write({{&byte, 1}}) == 1);
-  EXPECT(!pair.creator->ReaderSleeps(false));
-  EXPECT(pair.creator->ReaderSleeps(true));
-  EXPECT(!pair.creator->ReaderSleeps(true));
-  EXPECT(pair.opener->Read({{&byte, 1}}) == 1);
-  EXPECT(pair.opener->Sleep(true));
-  EXPECT(pair.opener->Sleep(false));
-  EXPECT(pair.creator->ReaderSleeps(false));
+  CHECK(pair.opener->Sleep(true));
+  CHECK(pair.creator->Write({{&byte, 1}}) == 1);
+  CHECK(!pair.creator->ReaderSleeps(false));
+  CHECK(pair.creator->ReaderSleeps(true));
+  CHECK(!pair.creator->ReaderSleeps(true));
+  CHECK(pair.opener->Read({{&byte, 1}}) == 1);
+  CHECK(pair.opener->Sleep(true));
+  CHECK(pair.opener->Sleep(false));
+  CHECK(pair.creator->ReaderSleeps(false));
 }
 
 // The other process may write anything to the shared memory.
-void TestCorrupted() {
+TEST_CASE("corrupted") {
   std::mt19937_64 random(5);
   std::vector<char> bytes(2 * kCapacity);
   for (int turn = 0; turn < 200; ++turn) {
@@ -116,65 +116,52 @@ void TestCorrupted() {
     const off_t size = lseek(channel->fd(), 0, SEEK_END);
     char* const memory = static_cast<char*>(
         mmap(nullptr, static_cast<size_t>(size), PROT_WRITE, MAP_SHARED, channel->fd(), 0));
-    EXPECT(memory != MAP_FAILED);
+    CHECK(memory != MAP_FAILED);
     for (off_t at = 0; at < size; at += 64) {
       const uint64_t word = turn % 2 == 0 ? random() : random() % (2 * kCapacity);
       std::memcpy(memory + at, &word, sizeof(word));
     }
-    EXPECT(channel->Write({{bytes.data(), bytes.size()}}) <= kCapacity);
+    CHECK(channel->Write({{bytes.data(), bytes.size()}}) <= kCapacity);
     const ssize_t read = channel->Read({{bytes.data(), bytes.size()}});
-    EXPECT(read >= -1 && read <= static_cast<ssize_t>(kCapacity));
-    if (turn % 2 == 0) EXPECT(read == -1);
+    CHECK((read >= -1 && read <= static_cast<ssize_t>(kCapacity)));
+    if (turn % 2 == 0) CHECK(read == -1);
     munmap(memory, static_cast<size_t>(size));
   }
 }
 
-void TestOpenRefuses() {
+TEST_CASE("open refuses") {
   const auto refused = [](int fd) { return SharedChannel::Open(Fd(dup(fd))) == nullptr; };
   const std::unique_ptr<SharedChannel> channel = SharedChannel::Create();
   const off_t size = lseek(channel->fd(), 0, SEEK_END);
-  EXPECT(ftruncate(channel->fd(), 0) != 0);
-  EXPECT(refused(-1));
+  CHECK(ftruncate(channel->fd(), 0) != 0);
+  CHECK(refused(-1));
   int ends[2];
-  EXPECT(pipe(ends) == 0);
-  EXPECT(refused(ends[0]));
+  REQUIRE(pipe(ends) == 0);
+  CHECK(refused(ends[0]));
   close(ends[0]);
   close(ends[1]);
   const Fd zeros(open("/dev/zero", O_RDWR));
-  EXPECT(refused(zeros.get()));
+  CHECK(refused(zeros.get()));
   for (const bool sealed : {true, false}) {
     const Fd other(memfd_create("other", MFD_ALLOW_SEALING));
-    EXPECT(ftruncate(other.get(), sealed ? size + 1 : size) == 0);
-    if (sealed) EXPECT(fcntl(other.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
-    EXPECT(refused(other.get()));
+    CHECK(ftruncate(other.get(), sealed ? size + 1 : size) == 0);
+    if (sealed) CHECK(fcntl(other.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    CHECK(refused(other.get()));
   }
 }
 
-void TestDescriptors() {
+TEST_CASE("descriptors") {
   const int before = OpenDescriptors();
   {
     Pair pair;
-    EXPECT(OpenDescriptors() == before + 1);
+    CHECK(OpenDescriptors() == before + 1);
     pair.creator->CloseFd();
-    EXPECT(OpenDescriptors() == before);
+    CHECK(OpenDescriptors() == before);
     char byte = 'x';
-    EXPECT(pair.creator->Write({{&byte, 1}}) == 1 && pair.opener->Read({{&byte, 1}}) == 1);
+    CHECK((pair.creator->Write({{&byte, 1}}) == 1 && pair.opener->Read({{&byte, 1}}) == 1));
   }
-  EXPECT(OpenDescriptors() == before);
+  CHECK(OpenDescriptors() == before);
 }
-
-void Main() {
-  TestStream();
-  TestFull();
-  TestSleep();
-  TestDeepSleep();
-  TestCorrupted();
-  TestOpenRefuses();
-  TestDescriptors();
-  std::puts("shared channel: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::shared_channel_test

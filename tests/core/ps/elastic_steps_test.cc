@@ -24,7 +24,7 @@ class Member : public RawPsWorker {
                        uint64_t job = kJob) {
     ResolveReply reply;
     const ResolveRequest request{{job, generation, units}, std::move(workers)};
-    EXPECT_OK(Decode(Ask(MessageType::kResolve, Encode(request)), &reply));
+    CHECK_OK(Decode(Ask(MessageType::kResolve, Encode(request)), &reply));
     return reply;
   }
   // Whether it was dropped.
@@ -36,90 +36,90 @@ class Member : public RawPsWorker {
   CommitReply Commit(uint64_t generation, uint64_t unit) {
     CommitReply reply;
     const CommitRequest request{{kJob, generation, unit}, true};
-    EXPECT_OK(Decode(Ask(MessageType::kCommit, Encode(request)), &reply));
+    CHECK_OK(Decode(Ask(MessageType::kCommit, Encode(request)), &reply));
     return reply;
   }
 };
 
-void TestApplied() {
+TEST_CASE("applied") {
   auto server = StartServer(ElasticJob(3));
   Member a(*server, 0), b(*server, 1);
   const uint32_t w = a.Create("w", Floats{0});
   a.Bind(Sgd(), w);
-  EXPECT(a.PushUnit(w, 1, 1, 0));  // no generation yet
-  EXPECT(!a.Resolve(1, 0, {0, 1}).refused && b.Resolve(1, 0, {0, 1}).generation == 1);
+  CHECK(a.PushUnit(w, 1, 1, 0));  // no generation yet
+  CHECK((!a.Resolve(1, 0, {0, 1}).refused && b.Resolve(1, 0, {0, 1}).generation == 1));
   float sum = 0;
   for (uint64_t unit = 0; unit < 3; ++unit) {
-    EXPECT(!a.PushUnit(w, 1, 1, unit) && !b.PushUnit(w, 10, 1, unit));
+    CHECK((!a.PushUnit(w, 1, 1, unit) && !b.PushUnit(w, 10, 1, unit)));
     // Collected, not applied; no pull waits.
-    EXPECT(a.Value(w, true) == Floats{-sum} && b.Value(w, false) == Floats{-sum});
-    EXPECT(a.Commit(1, unit).open && a.Value(w, true) == Floats{-sum});
-    EXPECT(!b.Commit(1, unit).open);
+    CHECK((a.Value(w, true) == Floats{-sum} && b.Value(w, false) == Floats{-sum}));
+    CHECK((a.Commit(1, unit).open && a.Value(w, true) == Floats{-sum}));
+    CHECK(!b.Commit(1, unit).open);
     sum += 11;  // not scaled, though there are 3 workers
-    EXPECT(a.Value(w, true) == Floats{-sum});
+    CHECK(a.Value(w, true) == Floats{-sum});
     const CommitReply again = a.Commit(1, unit);
-    EXPECT(!again.open && !again.lost);
+    CHECK((!again.open && !again.lost));
   }
-  EXPECT(a.Commit(1, 7).lost);
+  CHECK(a.Commit(1, 7).lost);
   const ServerStats stats = server->stats();
-  EXPECT(stats.clock == 3 && stats.pushes == 6 && stats.dropped_pushes == 1);
+  CHECK((stats.clock == 3 && stats.pushes == 6 && stats.dropped_pushes == 1));
 }
 
-void TestResolved() {
+TEST_CASE("resolved") {
   auto server = StartServer(ElasticJob(3));
   Member a(*server, 0), b(*server, 1), c(*server, 2);
   const uint32_t w = a.Create("w", Floats{0});
   a.Bind(Sgd(), w);
   for (Member* member : {&a, &b, &c}) member->Resolve(1, 0, {0, 1, 2});
-  EXPECT(!a.PushUnit(w, 1, 1, 0) && !b.PushUnit(w, 10, 1, 0) && !c.PushUnit(w, 100, 1, 0));
-  EXPECT(a.Commit(1, 0).open);
+  CHECK((!a.PushUnit(w, 1, 1, 0) && !b.PushUnit(w, 10, 1, 0) && !c.PushUnit(w, 100, 1, 0)));
+  CHECK(a.Commit(1, 0).open);
   c.Leave();  // does not complete the unit
-  EXPECT(a.Value(w) == Floats{0});
+  CHECK(a.Value(w) == Floats{0});
   // Nobody who is left has done the unit.
-  EXPECT(!b.Resolve(2, 0, {0, 1}).refused && b.Value(w) == Floats{0});
-  EXPECT(a.PushUnit(w, 1000, 1, 0));  // of the former generation
-  EXPECT(a.Commit(1, 0).open == false && !a.Resolve(2, 0, {0, 1}).refused);
-  EXPECT(!a.PushUnit(w, 1, 2, 0) && !b.PushUnit(w, 10, 2, 0));
-  EXPECT(b.Commit(2, 0).open && a.Value(w) == Floats{0});
+  CHECK((!b.Resolve(2, 0, {0, 1}).refused && b.Value(w) == Floats{0}));
+  CHECK(a.PushUnit(w, 1000, 1, 0));  // of the former generation
+  CHECK((a.Commit(1, 0).open == false && !a.Resolve(2, 0, {0, 1}).refused));
+  CHECK((!a.PushUnit(w, 1, 2, 0) && !b.PushUnit(w, 10, 2, 0)));
+  CHECK((b.Commit(2, 0).open && a.Value(w) == Floats{0}));
   // Worker 1 has done it.
-  EXPECT(!b.Resolve(3, 1, {1, 2}).refused && b.Value(w) == Floats{-11});
-  EXPECT(a.Resolve(2, 0, {0, 1}).refused && a.Resolve(2, 0, {0, 1}).generation == 3);
-  EXPECT(!c.Resolve(3, 1, {1, 2}).refused && c.Value(w) == Floats{-11});
+  CHECK((!b.Resolve(3, 1, {1, 2}).refused && b.Value(w) == Floats{-11}));
+  CHECK((a.Resolve(2, 0, {0, 1}).refused && a.Resolve(2, 0, {0, 1}).generation == 3));
+  CHECK((!c.Resolve(3, 1, {1, 2}).refused && c.Value(w) == Floats{-11}));
   int undone = 0, closed = 0;
   for (const TraceEvent& event : server->trace()) {
     undone += event.kind == 5;
     closed += event.kind == 4;
   }
-  EXPECT(undone == 1 && closed == 1);
+  CHECK((undone == 1 && closed == 1));
 }
 
-void TestRefused() {
+TEST_CASE("refused") {
   auto server = StartServer(ElasticJob(2));
   Member a(*server, 0);
   for (const std::vector<uint32_t>& workers : {std::vector<uint32_t>{}, {0, 2}}) {
     const RawAnswer answer =
         a.Try(MessageType::kResolve, Encode(ResolveRequest{{kJob, 1, 0}, workers}));
-    EXPECT(answer.status.code() == StatusCode::kInvalidArgument);
-    EXPECT_CONTAINS(answer.status.message(), "of an elastic job");
+    CHECK(answer.status.code() == StatusCode::kInvalidArgument);
+    CHECK_CONTAINS(answer.status.message(), "of an elastic job");
   }
   // What a unit has trained of data tasks could not be taken back.
   PushRequest of_tasks = a.NewPush({});
   of_tasks.of_tasks = true;
-  EXPECT_CONTAINS(a.Try(MessageType::kPush, Encode(of_tasks)).status.message(),
-                  "a push of data tasks in an elastic job");
+  CHECK_CONTAINS(a.Try(MessageType::kPush, Encode(of_tasks)).status.message(),
+                 "a push of data tasks in an elastic job");
   auto fixed = StartServer(Options(Mode::kSync, 2));
   Member b(*fixed, 0);
-  EXPECT(b.Try(MessageType::kResolve, Encode(ResolveRequest{{kJob, 1, 0}, {0}})).status.code() ==
-         StatusCode::kInvalidArgument);
+  CHECK(b.Try(MessageType::kResolve, Encode(ResolveRequest{{kJob, 1, 0}, {0}})).status.code() ==
+        StatusCode::kInvalidArgument);
 }
 
 // A server that is started again has no open unit; its worker tells it the generation.
-void TestServerStartedAgain() {
+TEST_CASE("server started again") {
   auto server = StartServer(ElasticJob(2));
   Worker worker(1, 2);
   worker.Connect(*server);
   const int w = worker.Make<float>("w", {5});
-  EXPECT_OK(worker.BindSgd({w}));
+  REQUIRE_OK(worker.BindSgd({w}));
   ps::Client& client = worker.client();
   const auto resolve = [&](uint64_t generation, uint64_t units) {
     return Call([&](ps::Done done) {
@@ -138,49 +138,39 @@ void TestServerStartedAgain() {
       });
     });
   };
-  EXPECT_OK(resolve(1, 0));
+  CHECK_OK(resolve(1, 0));
   client.commits().BeginUnit(0);
-  EXPECT_OK(worker.Pull({w}));
+  CHECK_OK(worker.Pull({w}));
   worker.Stage(w, {1});
-  EXPECT_OK(push());
-  EXPECT_OK(commit());
-  EXPECT(!outcome.open && !outcome.lost);
-  EXPECT_OK(worker.Pull({w}));
-  EXPECT(worker.Value(w) == Floats{4});
+  CHECK_OK(push());
+  CHECK_OK(commit());
+  CHECK((!outcome.open && !outcome.lost));
+  CHECK_OK(worker.Pull({w}));
+  CHECK(worker.Value(w) == Floats{4});
 
   client.commits().BeginUnit(1);
   worker.Stage(w, {1});
-  EXPECT_OK(push());
+  CHECK_OK(push());
   auto next = StartServer(ElasticJob(2), server->TakeSnapshot());
   server->Close();
   worker.Connect(*next);
-  EXPECT_OK(commit());
-  EXPECT(!outcome.open && outcome.lost && client.stats().dropped_pushes == 1);
-  EXPECT_OK(worker.Pull({w}));
-  EXPECT(worker.Value(w) == Floats{4});
+  CHECK_OK(commit());
+  CHECK((!outcome.open && outcome.lost && client.stats().dropped_pushes == 1));
+  CHECK_OK(worker.Pull({w}));
+  CHECK(worker.Value(w) == Floats{4});
   client.commits().BeginUnit(2);
   worker.Stage(w, {1});
-  EXPECT_OK(push());
-  EXPECT_OK(commit());
-  EXPECT(!outcome.lost);
-  EXPECT_OK(worker.Pull({w}));
-  EXPECT(worker.Value(w) == Floats{3});
+  CHECK_OK(push());
+  CHECK_OK(commit());
+  CHECK(!outcome.lost);
+  CHECK_OK(worker.Pull({w}));
+  CHECK(worker.Value(w) == Floats{3});
 
-  EXPECT_OK(resolve(3, 3));
+  CHECK_OK(resolve(3, 3));
   const Status refused = resolve(2, 3);
-  EXPECT(refused.code() == StatusCode::kFailedPrecondition);
-  EXPECT_CONTAINS(refused.message(), "ps 0 serves generation 3");
+  CHECK(refused.code() == StatusCode::kFailedPrecondition);
+  CHECK_CONTAINS(refused.message(), "ps 0 serves generation 3");
 }
-
-void Main() {
-  TestApplied();
-  TestResolved();
-  TestRefused();
-  TestServerStartedAgain();
-  std::puts("ps_elastic_steps: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_elastic_steps_test

@@ -45,13 +45,13 @@ Status Create(Worker& worker, const std::string& name, const ps::TableConfig& co
 
 int MakeTable(Worker& worker, const std::string& name, const ps::TableConfig& config) {
   int table = -1;
-  EXPECT_OK(Create(worker, name, config, &table));
+  REQUIRE_OK(Create(worker, name, config, &table));
   return table;
 }
 
 Floats Lookup(Worker& worker, int table, const Ids& ids, size_t width, bool training = true) {
   const ps::Memory rows = Hold(Floats(ids.size() * width, -7));
-  EXPECT_OK(Call([&](ps::Done done) {
+  CHECK_OK(Call([&](ps::Done done) {
     worker.client().tables().Lookup({{table, ids, rows}}, training, done);
   }));
   const auto* values = reinterpret_cast<const float*>(rows.data);
@@ -68,35 +68,35 @@ void TestLookupAndPush(int servers) {
   ps::TableConfig config = Zeros(3);
   config.initializer = {ps::InitializerKind::kUniform, -1, 1, 5};
   const int table = MakeTable(*worker, "users", config);
-  EXPECT(MakeTable(*worker, "users", config) == table);
+  CHECK(MakeTable(*worker, "users", config) == table);
   Ids ids;
   for (int64_t i = 0; i < 1000; ++i) ids.push_back((i % 300) * 1000003 - 7);
   const Floats before = Lookup(*worker, table, ids, 3);
   for (size_t i = 0; i < ids.size(); ++i) {
     float expected[3];
     config.initializer.Fill(ids[i], 3, expected);
-    EXPECT(std::equal(expected, expected + 3, before.begin() + 3 * i));
+    CHECK(std::equal(expected, expected + 3, before.begin() + 3 * i));
   }
   // Two lists with repeated ids.
-  EXPECT_OK(worker->Pull({}));
+  CHECK_OK(worker->Pull({}));
   Stage(*worker, table, ids, Floats(3000, 0.5f));
   Stage(*worker, table, {ids[0], ids[1]}, {1, 1, 1, 2, 2, 2});
-  EXPECT_OK(worker->PushStaged());
-  EXPECT_OK(worker->client().Flush(kPatience));
+  CHECK_OK(worker->PushStaged());
+  CHECK_OK(worker->client().Flush(kPatience));
   const Floats after = Lookup(*worker, table, ids, 3, false);
   for (size_t i = 0; i < ids.size(); ++i) {
     const size_t unique = i % 300;
     const float sum = 0.5f * (unique < 100 ? 4 : 3) + (unique == 0 ? 1 : unique == 1 ? 2 : 0);
     for (size_t j = 0; j < 3; ++j) {
-      EXPECT(std::abs(after[3 * i + j] - (before[3 * i + j] - sum)) < 1e-6f);
+      CHECK(std::abs(after[3 * i + j] - (before[3 * i + j] - sum)) < 1e-6f);
     }
   }
-  EXPECT(Lookup(*worker, table, {}, 3).empty());
-  EXPECT(job.pushes() == 1);
+  CHECK(Lookup(*worker, table, {}, 3).empty());
+  CHECK(job.pushes() == 1);
 }
 
 // One request to each server for all tables.
-void TestManyTables() {
+TEST_CASE("many tables") {
   Job job(AsyncJob(1), 2);
   const auto worker = job.Join(0);
   std::vector<ps::TableLookup> lookups;
@@ -108,64 +108,64 @@ void TestManyTables() {
     memory.push_back(Hold(Floats(10 * i, -1)));
     lookups.push_back({table, Ids{1, 2, 3, 4, 5, 1, 2, 3, 4, 5}, memory.back()});
   }
-  EXPECT_OK(Call([&](ps::Done done) { worker->client().tables().Lookup(lookups, true, done); }));
+  CHECK_OK(Call([&](ps::Done done) { worker->client().tables().Lookup(lookups, true, done); }));
   for (uint32_t i = 1; i <= 26; ++i) {
     const auto* values = reinterpret_cast<const float*>(memory[i - 1].data);
-    for (size_t j = 0; j < 10 * i; ++j) EXPECT(values[j] == static_cast<float>(i));
+    for (size_t j = 0; j < 10 * i; ++j) CHECK(values[j] == static_cast<float>(i));
   }
 }
 
-void TestRefusals() {
+TEST_CASE("refusals") {
   Job job(AsyncJob(2), 1);
   const auto worker = job.Join(0, 2), other = job.Join(1, 2);
   int table = MakeTable(*worker, "t", Zeros(3)), unfit = -1;
   const Status differs = Create(*other, "t", Zeros(4), &unfit);
-  EXPECT_STATUS(differs, StatusCode::kInvalidArgument);
-  EXPECT_CONTAINS(differs.message(), "table 't' was created with another configuration");
+  CHECK_STATUS(differs, StatusCode::kInvalidArgument);
+  CHECK_CONTAINS(differs.message(), "table 't' was created with another configuration");
   const Status impossible = Create(*worker, "u", Zeros(0), &unfit);
-  EXPECT_CONTAINS(impossible.message(), "table 'u': a table: expected a width from 1 to 65536");
+  CHECK_CONTAINS(impossible.message(), "table 'u': a table: expected a width from 1 to 65536");
   const Status early = Call([&](ps::Done done) {
     other->client().tables().Lookup({{unfit - 1, {1}, Hold(Floats(4))}}, true, done);
   });
-  EXPECT_STATUS(early, StatusCode::kFailedPrecondition);
-  EXPECT_CONTAINS(early.message(), "table 't' has not been created on ps 0");
-  EXPECT_STATUS(
+  CHECK_STATUS(early, StatusCode::kFailedPrecondition);
+  CHECK_CONTAINS(early.message(), "table 't' has not been created on ps 0");
+  CHECK_STATUS(
       Call([&](ps::Done done) { worker->client().tables().Lookup({{9, {1}, {}}}, true, done); }),
       StatusCode::kInvalidArgument);
-  EXPECT(Lookup(*worker, table, {1}, 3) == Floats(3, 0));
+  CHECK(Lookup(*worker, table, {1}, 3) == Floats(3, 0));
 }
 
 // The gradients of synchronous workers are added up, and applied as one.
-void TestSync() {
+TEST_CASE("sync") {
   Job job(SyncJob(2), 2);
   const auto a = job.Join(0, 2), b = job.Join(1, 2);
   ps::TableConfig config = Zeros(2);
   config.rule = ps::RowRule::kRowwiseAdagrad;
   const int table = MakeTable(*a, "t", config);
-  EXPECT(MakeTable(*b, "t", config) == table);
+  CHECK(MakeTable(*b, "t", config) == table);
   Ending steps[] = {a->StartPull({}), b->StartPull({})};
-  for (Ending& step : steps) EXPECT_OK(Wait(step));
+  for (Ending& step : steps) CHECK_OK(Wait(step));
   Lookup(*a, table, {1, 2, 3}, 2);
   Stage(*a, table, {1, 2}, {1, 1, 2, 2});
-  EXPECT_OK(a->PushStaged());
+  CHECK_OK(a->PushStaged());
   Stage(*b, table, {2, 3}, {3, 3, 4, 4});
-  EXPECT_OK(b->PushStaged());
+  CHECK_OK(b->PushStaged());
   Ending next[] = {a->StartPull({}), b->StartPull({})};
-  for (Ending& step : next) EXPECT_OK(Wait(step));
+  for (Ending& step : next) CHECK_OK(Wait(step));
   // The first step of Adagrad has length 1 for any gradient.
-  EXPECT(Lookup(*b, table, {1, 2, 3}, 2, false) == Floats(6, -1));
+  CHECK(Lookup(*b, table, {1, 2, 3}, 2, false) == Floats(6, -1));
   // A worker whose batch has no rows contributes too.
   Stage(*a, table, {7}, {1, 1});
-  EXPECT_OK(a->PushStaged());
+  CHECK_OK(a->PushStaged());
   Stage(*b, table, {}, {});
-  EXPECT_OK(b->PushStaged());
+  CHECK_OK(b->PushStaged());
   Ending last[] = {a->StartPull({}), b->StartPull({})};
-  for (Ending& step : last) EXPECT_OK(Wait(step));
-  EXPECT(Lookup(*b, table, {7}, 2, false) == Floats(2, -1));
+  for (Ending& step : last) CHECK_OK(Wait(step));
+  CHECK(Lookup(*b, table, {7}, 2, false) == Floats(2, -1));
 }
 
 // Two workers push rows of the same ids for the same step, on two threads of the server.
-void TestConcurrentSync() {
+TEST_CASE("concurrent sync") {
   constexpr size_t kIds = 2000, kWidth = 8;
   Job job(SyncJob(2), 1);
   std::vector<std::unique_ptr<Worker>> workers;
@@ -177,22 +177,22 @@ void TestConcurrentSync() {
     Worker& worker = *workers[rank];
     const int table = MakeTable(worker, "t", Zeros(kWidth));
     for (int step = 0; step < steps; ++step) {
-      EXPECT_OK(worker.Pull({}));
+      CHECK_OK(worker.Pull({}));
       Stage(worker, table, ids, Floats(kIds * kWidth, -1));
-      EXPECT_OK(worker.PushStaged());
+      CHECK_OK(worker.PushStaged());
     }
-    EXPECT_OK(worker.Pull({}));
-    EXPECT(Lookup(worker, table, ids, kWidth, false) == Floats(kIds * kWidth, 2.0f * steps));
+    CHECK_OK(worker.Pull({}));
+    CHECK(Lookup(worker, table, ids, kWidth, false) == Floats(kIds * kWidth, 2.0f * steps));
   });
 }
 
 // A connection that is cut at any byte of a step: no gradient is applied twice or lost.
-void TestCuts() {
+TEST_CASE("cuts") {
   Job job(AsyncJob(2), 2);
   Proxy proxy(job.servers[0]->port());
   Worker worker(0, 2, 2);
   const auto connect = [&] {
-    EXPECT_OK(worker.Connect(0, proxy.port(), job.servers[0]->incarnation()));
+    REQUIRE_OK(worker.Connect(0, proxy.port(), job.servers[0]->incarnation()));
   };
   connect();
   worker.Connect(*job.servers[1], 1);
@@ -201,23 +201,23 @@ void TestCuts() {
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
   float steps = 0;
   const auto step = [&] {
-    EXPECT_OK(worker.Pull({}));
+    CHECK_OK(worker.Pull({}));
     const Floats rows = Lookup(worker, table, ids, 2);
-    EXPECT(rows == Floats(40, steps));
+    CHECK(rows == Floats(40, steps));
     ++steps;
     Stage(worker, table, ids, Floats(40, -1));
-    EXPECT_OK(worker.PushStaged());
-    EXPECT_OK(worker.client().Flush(kPatience));
+    CHECK_OK(worker.PushStaged());
+    CHECK_OK(worker.client().Flush(kPatience));
   };
   proxy.Arm(Proxy::kToServer, 0, Proxy::Fault::kNone);
   step();
   for (const Proxy::Direction direction : {Proxy::kToServer, Proxy::kToClient}) {
     const uint64_t bytes = proxy.passed(direction);
-    EXPECT(bytes > 100 && bytes < 1000);
+    CHECK((bytes > 100 && bytes < 1000));
     for (uint64_t at = 0; at < bytes; at += 3) {
       proxy.Arm(direction, at, Proxy::Fault::kCut);
       std::thread keeper([&] {
-        EXPECT(worker.client().WaitForLost(kPatience) == 0);
+        CHECK(worker.client().WaitForLost(kPatience) == 0);
         connect();
       });
       step();
@@ -226,50 +226,40 @@ void TestCuts() {
     proxy.Arm(direction, 0, Proxy::Fault::kNone);
     step();
   }
-  EXPECT(Lookup(worker, table, ids, 2, false) == Floats(40, steps));
+  CHECK(Lookup(worker, table, ids, 2, false) == Floats(40, steps));
 }
 
 // A server that restarts without its rows makes new ones; other servers keep theirs.
-void TestServerRestart() {
+TEST_CASE("server restart") {
   Job job(AsyncJob(1), 2);
   const auto worker = job.Join(0);
   const int table = MakeTable(*worker, "t", Zeros(1));
   Ids ids(100);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
-  EXPECT_OK(worker->Pull({}));
+  CHECK_OK(worker->Pull({}));
   Stage(*worker, table, ids, Floats(100, -1));
-  EXPECT_OK(worker->PushStaged());
-  EXPECT_OK(worker->client().Flush(kPatience));
+  CHECK_OK(worker->PushStaged());
+  CHECK_OK(worker->client().Flush(kPatience));
   job.servers[1] = StartServer(AsyncJob(1));
-  EXPECT(worker->client().WaitForLost(kPatience) == 1);
+  CHECK(worker->client().WaitForLost(kPatience) == 1);
   worker->Connect(*job.servers[1], 1);
   const Floats rows = Lookup(*worker, table, ids, 1);
   for (size_t i = 0; i < ids.size(); ++i) {
-    EXPECT(rows[i] == (ps::ServerOfId(ids[i], 2) == 0 ? 1.0f : 0.0f));
+    CHECK(rows[i] == (ps::ServerOfId(ids[i], 2) == 0 ? 1.0f : 0.0f));
   }
 }
 
-void TestPlacement() {
+TEST_CASE("placement") {
   for (const int servers : {1, 2, 3, 7}) {
     std::vector<int> counts(servers);
     for (int64_t id = 0; id < 70000; ++id) ++counts[ps::ServerOfId(id, servers)];
-    for (const int count : counts) EXPECT(std::abs(count * servers / 70000.0 - 1) < 0.03);
+    for (const int count : counts) CHECK(std::abs(count * servers / 70000.0 - 1) < 0.03);
   }
 }
 
-void Main() {
-  TestPlacement();
+TEST_CASE("lookup and push") {
   for (const int servers : {1, 3}) TestLookupAndPush(servers);
-  TestManyTables();
-  TestRefusals();
-  TestSync();
-  TestConcurrentSync();
-  TestCuts();
-  TestServerRestart();
-  std::puts("ps embedding: ok");
 }
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_embedding_test

@@ -24,17 +24,17 @@ Status Exchange(Worker* worker, int parameter, double alpha, std::vector<T>* x) 
 
 // TensorFlow 1's ElasticAverageOptimizer, in the case of its own test: two workers, period 1, a
 // learning rate of 1, a gradient of -1, and an elasticity of 1/2. They take turns.
-void TestTurns() {
+TEST_CASE("turns") {
   const auto server = StartServer(AsyncJob(2));
   Worker first(0, 2), second(1, 2);
   for (Worker* worker : {&first, &second}) worker->Connect(*server);
   const int at_first = first.Make("centre", Floats{0});
   const int at_second = second.Make("centre", Floats{0});
   Floats x0 = {1}, x1 = {1};
-  EXPECT_OK(Exchange(&first, at_first, 0.5, &x0));
-  EXPECT_OK(Exchange(&second, at_second, 0.5, &x1));
-  EXPECT_OK(first.Pull({at_first}, false));
-  EXPECT(x0[0] == 0.5f && x1[0] == 0.75f && first.Value(at_first)[0] == 0.75f);
+  CHECK_OK(Exchange(&first, at_first, 0.5, &x0));
+  CHECK_OK(Exchange(&second, at_second, 0.5, &x1));
+  CHECK_OK(first.Pull({at_first}, false));
+  CHECK((x0[0] == 0.5f && x1[0] == 0.75f && first.Value(at_first)[0] == 0.75f));
 }
 
 // On two servers, of which each holds a part.
@@ -50,30 +50,30 @@ void TestSplit(DType dtype) {
     centre[i] = static_cast<T>(i);
     x[i] = static_cast<T>(3 * i + 8);
   }
-  EXPECT_OK(worker.Create(parameter, centre));
-  EXPECT_OK(Exchange(&worker, parameter, 0.25, &x));
-  EXPECT_OK(worker.Pull({parameter}, false));
+  REQUIRE_OK(worker.Create(parameter, centre));
+  CHECK_OK(Exchange(&worker, parameter, 0.25, &x));
+  CHECK_OK(worker.Pull({parameter}, false));
   const std::vector<T> moved = worker.Value<T>(parameter);
   for (size_t i = 0; i < x.size(); ++i) {
-    EXPECT(moved[i] == static_cast<T>(1.5 * static_cast<double>(i) + 2));
-    EXPECT(x[i] == static_cast<T>(2.5 * static_cast<double>(i) + 6));
+    CHECK(moved[i] == static_cast<T>(1.5 * static_cast<double>(i) + 2));
+    CHECK(x[i] == static_cast<T>(2.5 * static_cast<double>(i) + 6));
   }
 }
 
 // 1, 2 and 3 as bfloat16.
-void TestSixteenBits() {
+TEST_CASE("sixteen bits") {
   const auto server = StartServer(AsyncJob(1));
   Worker worker(0);
   worker.Connect(*server);
   const int parameter = worker.Make("centre", std::vector<uint16_t>{0x3f80}, DType::kBFloat16);
   auto move = std::make_shared<uint16_t>(0);
-  EXPECT_OK(Call([&](ps::Done done) {
+  CHECK_OK(Call([&](ps::Done done) {
     worker.client().averaging().Exchange({{parameter, Hold(std::vector<uint16_t>{0x4040})}},
                                          {{reinterpret_cast<char*>(move.get()), move}}, 0.5,
                                          std::move(done));
   }));
-  EXPECT_OK(worker.Pull({parameter}, false));
-  EXPECT(*move == 0x3f80 && worker.Value<uint16_t>(parameter)[0] == 0x4000);
+  CHECK_OK(worker.Pull({parameter}, false));
+  CHECK((*move == 0x3f80 && worker.Value<uint16_t>(parameter)[0] == 0x4000));
 }
 
 // Wherever a connection breaks, the centre moves once.
@@ -81,13 +81,13 @@ void TestBrokenConnections(bool to_server) {
   const auto server = StartServer(AsyncJob(2));
   Proxy proxy(server->port());
   Worker worker(0, 2);
-  const auto connect = [&] { EXPECT_OK(worker.Connect(0, proxy.port(), server->incarnation())); };
+  const auto connect = [&] { REQUIRE_OK(worker.Connect(0, proxy.port(), server->incarnation())); };
   connect();
   const int parameter = worker.Make("centre", Floats(40));
   const auto direction = to_server ? Proxy::kToServer : Proxy::kToClient;
   proxy.Arm(direction, 0, Proxy::Fault::kNone);
   Floats x(40, 1.0f);
-  EXPECT_OK(Exchange(&worker, parameter, 0.5, &x));
+  CHECK_OK(Exchange(&worker, parameter, 0.5, &x));
   const uint64_t bytes = proxy.passed(direction);
   double centre = 0.5;
   for (uint64_t position = 0; position < bytes; position += 7) {
@@ -99,30 +99,30 @@ void TestBrokenConnections(bool to_server) {
                                            {{reinterpret_cast<char*>(moves->data()), moves}}, 0.5,
                                            std::move(done));
     });
-    EXPECT(worker.client().WaitForLost(kPatience) == 0);
+    CHECK(worker.client().WaitForLost(kPatience) == 0);
     connect();
-    EXPECT_OK(Wait(ending));
+    CHECK_OK(Wait(ending));
     centre += 1;
-    EXPECT_OK(worker.Pull({parameter}, false));
-    EXPECT(worker.Value(parameter) == Floats(40, static_cast<float>(centre)));
+    CHECK_OK(worker.Pull({parameter}, false));
+    CHECK(worker.Value(parameter) == Floats(40, static_cast<float>(centre)));
     // 1, or half of it if only the answer was lost: the centre had moved already.
-    EXPECT(*moves == Floats(40, 1.0f) || *moves == Floats(40, 0.5f));
+    CHECK((*moves == Floats(40, 1.0f) || *moves == Floats(40, 0.5f)));
   }
 }
 
-void TestARestartedWorkerBeginsAgain() {
+TEST_CASE("a restarted worker begins again") {
   const auto server = StartServer(AsyncJob(1));
   for (const uint64_t process : {7, 8}) {
     Worker worker(0, 1, 1, kPatience, process);
     worker.Connect(*server);
     const int parameter = worker.Make("centre", Floats{0});
     Floats x = {8};
-    EXPECT_OK(Exchange(&worker, parameter, 0.5, &x));
-    EXPECT(x[0] == (process == 7 ? 4.0f : 6.0f));
+    CHECK_OK(Exchange(&worker, parameter, 0.5, &x));
+    CHECK(x[0] == (process == 7 ? 4.0f : 6.0f));
   }
 }
 
-void TestRefusals() {
+TEST_CASE("refusals") {
   const auto server = StartServer(AsyncJob(1));
   Worker worker(0);
   worker.Connect(*server);
@@ -131,31 +131,27 @@ void TestRefusals() {
   Floats x = {2};
   for (const double alpha : {0.0, -0.5, 1.5, std::nan("")}) {
     const Status status = Exchange(&worker, parameter, alpha, &x);
-    EXPECT(status.code() == StatusCode::kInvalidArgument);
-    EXPECT_CONTAINS(status.message(), "expected an elasticity above 0 and at most 1");
+    CHECK(status.code() == StatusCode::kInvalidArgument);
+    CHECK_CONTAINS(status.message(), "expected an elasticity above 0 and at most 1");
   }
   std::vector<int64_t> number = {3};
   const Status status = Exchange(&worker, count, 0.5, &number);
-  EXPECT(status.code() == StatusCode::kInvalidArgument);
-  EXPECT_CONTAINS(status.message(), "'count': expected floating-point numbers to average");
-  EXPECT(Exchange(&worker, 99, 0.5, &x).code() == StatusCode::kInvalidArgument);
-  EXPECT_OK(worker.Pull({parameter}, false));
-  EXPECT(worker.Value(parameter)[0] == 1 && x[0] == 2);
+  CHECK(status.code() == StatusCode::kInvalidArgument);
+  CHECK_CONTAINS(status.message(), "'count': expected floating-point numbers to average");
+  CHECK(Exchange(&worker, 99, 0.5, &x).code() == StatusCode::kInvalidArgument);
+  CHECK_OK(worker.Pull({parameter}, false));
+  CHECK((worker.Value(parameter)[0] == 1 && x[0] == 2));
 }
 
-void Main() {
-  TestTurns();
+TEST_CASE("split") {
   TestSplit<float>(DType::kFloat32);
   TestSplit<double>(DType::kFloat64);
-  TestSixteenBits();
-  TestBrokenConnections(/*to_server=*/true);
-  TestBrokenConnections(/*to_server=*/false);
-  TestARestartedWorkerBeginsAgain();
-  TestRefusals();
-  std::puts("ps_exchange: ok");
 }
 
-REGISTER_TEST(Main);
+TEST_CASE("broken connections") {
+  TestBrokenConnections(/*to_server=*/true);
+  TestBrokenConnections(/*to_server=*/false);
+}
 
 }  // namespace
 }  // namespace tfdist::testing::ps_exchange_test

@@ -26,7 +26,7 @@ std::string Raw(const std::vector<T>& values) {
 
 template <typename T>
 std::vector<T> Values(std::string_view bytes) {
-  EXPECT(bytes.size() % sizeof(T) == 0);
+  REQUIRE(bytes.size() % sizeof(T) == 0);
   std::vector<T> values(bytes.size() / sizeof(T));
   if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
   return values;
@@ -62,15 +62,15 @@ class RawPsWorker {
       : RawPsWorker(server.port(), server.incarnation(), rank, process, local) {}
   RawPsWorker(int port, uint64_t of_server, int rank, uint64_t process = 0, bool local = false)
       : incarnation(of_server), peer_(port, local) {
-    EXPECT(peer_.Introduce(static_cast<uint32_t>(rank), incarnation));
+    REQUIRE(peer_.Introduce(static_cast<uint32_t>(rank), incarnation));
     const FrameHeader header = peer_.ReceiveHeader();
-    EXPECT(header.Is(FrameType::kWelcome) && (header.meta_bytes > 0) == local);
+    REQUIRE((header.Is(FrameType::kWelcome) && (header.meta_bytes > 0) == local));
     welcome.resize(header.meta_bytes);
     peer_.Receive(welcome.data(), welcome.size());
     OpenReply reply;
-    EXPECT_OK(
+    REQUIRE_OK(
         Decode(Ask(MessageType::kOpen, Encode(OpenRequest{process + 100 * rank + 1, 0})), &reply));
-    EXPECT(reply.incarnation == incarnation);
+    REQUIRE(reply.incarnation == incarnation);
     clock = reply.clock;
   }
 
@@ -78,7 +78,7 @@ class RawPsWorker {
 
   // Sends a request and goes on; its number.
   uint64_t Request(MessageType type, const std::string& meta, const std::string& payload = "") {
-    EXPECT(peer_.Send(MessageBytes(type, ++last_number_, meta, payload)));
+    REQUIRE(peer_.Send(MessageBytes(type, ++last_number_, meta, payload)));
     return last_number_;
   }
   RawAnswer Await(uint64_t number) {
@@ -105,7 +105,7 @@ class RawPsWorker {
   }
   std::string Ask(MessageType type, const std::string& meta, const std::string& payload = "") {
     const RawAnswer answer = Try(type, meta, payload);
-    EXPECT_OK(answer.status);
+    REQUIRE_OK(answer.status);
     return answer.meta;
   }
 
@@ -113,8 +113,8 @@ class RawPsWorker {
                   const std::string& value) {
     CreateReply reply;
     const CreateRequest request{{{name, dtype, elements, !value.empty()}}};
-    EXPECT_OK(Decode(Ask(MessageType::kCreate, Encode(request), value), &reply));
-    EXPECT(reply.shards.size() == 1);
+    REQUIRE_OK(Decode(Ask(MessageType::kCreate, Encode(request), value), &reply));
+    REQUIRE(reply.shards.size() == 1);
     return reply.shards[0];
   }
   uint32_t Create(const std::string& name, const Floats& value) {
@@ -133,10 +133,10 @@ class RawPsWorker {
   // The payload: the values of those that have changed.
   std::string AwaitPull(uint64_t number, const std::vector<uint32_t>& shards) {
     const RawAnswer answer = Await(number);
-    EXPECT_OK(answer.status);
+    REQUIRE_OK(answer.status);
     PullReply reply;
-    EXPECT_OK(Decode(answer.meta, &reply));
-    EXPECT(reply.versions.size() == shards.size());
+    REQUIRE_OK(Decode(answer.meta, &reply));
+    REQUIRE(reply.versions.size() == shards.size());
     for (size_t i = 0; i < shards.size(); ++i) versions[shards[i]] = reply.versions[i];
     clock = reply.clock;
     return answer.payload;
@@ -162,7 +162,7 @@ class RawPsWorker {
   // Whether it was dropped.
   bool Push(const PushRequest& push, const std::string& payload) {
     PushReply reply;
-    EXPECT_OK(Decode(Ask(MessageType::kPush, Encode(push), payload), &reply));
+    REQUIRE_OK(Decode(Ask(MessageType::kPush, Encode(push), payload), &reply));
     return reply.dropped;
   }
   template <typename T>
@@ -184,8 +184,8 @@ class RawPsWorker {
   }
   Floats AwaitReduce(uint64_t number) {
     const RawAnswer answer = Await(number);
-    EXPECT_OK(answer.status);
-    EXPECT(answer.meta.empty());
+    REQUIRE_OK(answer.status);
+    REQUIRE(answer.meta.empty());
     return Values<float>(answer.payload);
   }
   void Leave() { Ask(MessageType::kLeave, ""); }
@@ -199,12 +199,12 @@ class RawPsWorker {
     char bytes[kFrameHeaderBytes];
     peer_.Receive(bytes, sizeof(bytes));
     FrameHeader header;
-    EXPECT_OK(Decode(bytes, LimitsOfMessages, &header));
-    EXPECT(answers_.emplace(header.key, ReceiveRest(bytes)).second);
+    REQUIRE_OK(Decode(bytes, LimitsOfMessages, &header));
+    REQUIRE(answers_.emplace(header.key, ReceiveRest(bytes)).second);
   }
   RawAnswer ReceiveRest(const char* bytes) {
     FrameHeader header;
-    EXPECT_OK(Decode(bytes, LimitsOfMessages, &header));
+    REQUIRE_OK(Decode(bytes, LimitsOfMessages, &header));
     RawAnswer answer;
     answer.meta.resize(header.meta_bytes);
     answer.payload.resize(header.payload_bytes);
@@ -212,10 +212,10 @@ class RawPsWorker {
     peer_.Receive(answer.payload.data(), answer.payload.size());
     if (header.type == static_cast<uint8_t>(MessageType::kError)) {
       ErrorReply error;
-      EXPECT_OK(Decode(answer.meta, &error));
+      REQUIRE_OK(Decode(answer.meta, &error));
       answer.status = Status(error.code, error.message);
     } else {
-      EXPECT(header.type == static_cast<uint8_t>(MessageType::kOk));
+      REQUIRE(header.type == static_cast<uint8_t>(MessageType::kOk));
     }
     return answer;
   }

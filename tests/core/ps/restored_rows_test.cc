@@ -19,7 +19,7 @@ ps::ServerSnapshot CopyOf(const ps::ServerSnapshot& image) {
     table->RestoreStep(from->snapshot_step());
     ps::SavedRows rows;
     while (from->NextSnapshotRows(100, &rows)) {
-      EXPECT_OK(table->ImportRows(rows));
+      CHECK_OK(table->ImportRows(rows));
       rows = {};
     }
   }
@@ -28,18 +28,18 @@ ps::ServerSnapshot CopyOf(const ps::ServerSnapshot& image) {
 
 int Create(Worker& worker, const std::string& name, uint32_t width) {
   const int table = worker.client().tables().Add(name, Constant(width, 0));
-  EXPECT_OK(Call([&](ps::Done done) { worker.client().tables().Create(table, done); }));
+  REQUIRE_OK(Call([&](ps::Done done) { worker.client().tables().Create(table, done); }));
   return table;
 }
 
 void Push(Worker& worker, int table, const Ids& ids, Floats gradients) {
-  EXPECT_OK(worker.Pull({}));
+  CHECK_OK(worker.Pull({}));
   worker.client().parameters().StageRows({1, 1}, {table, ids, Hold(std::move(gradients))});
-  EXPECT_OK(worker.PushStaged());
+  CHECK_OK(worker.PushStaged());
 }
 
 // An image is taken at any moment of a busy job: with the log that begins there it is all.
-void TestImageAndLog() {
+TEST_CASE("image and log") {
   const ps::ServerOptions options = AsyncJob(2);
   for (int round = 0; round < 5; ++round) {
     const Scratch file;
@@ -57,7 +57,7 @@ void TestImageAndLog() {
           while (i == 99 && !has_image) std::this_thread::yield();
           Push(worker, table, {i % 7, 100 + i}, {1, 1});
         }
-        EXPECT_OK(worker.client().Flush(kPatience));
+        CHECK_OK(worker.client().Flush(kPatience));
       });
     }
     while (pushed < 10 + 20 * round) std::this_thread::yield();
@@ -66,37 +66,37 @@ void TestImageAndLog() {
     for (std::thread& thread : threads) thread.join();
 
     std::unique_ptr<ps::Server> copy;
-    EXPECT_OK(ps::Server::Create(options, "", 0, true, &copy));
-    EXPECT_OK(copy->Restore(image));
+    REQUIRE_OK(ps::Server::Create(options, "", 0, true, &copy));
+    REQUIRE_OK(copy->Restore(image));
     uint64_t records = 0, left_out = 0;
-    EXPECT_OK(copy->ReplayLog(file.path, &records, &left_out));
-    EXPECT(records > 0 && left_out == 0);
+    CHECK_OK(copy->ReplayLog(file.path, &records, &left_out));
+    CHECK((records > 0 && left_out == 0));
     ps::Table& then = *server->tables()[0];
     ps::Table& now = *copy->tables()[0];
-    EXPECT(then.stats().rows == 107 && now.stats().rows == 107);
-    for (int64_t id = 0; id < 200; ++id) EXPECT(ValueOf(then, id) == ValueOf(now, id));
-    EXPECT_OK(copy->Start(TestKey()));
-    EXPECT_STATUS(copy->ReplayLog(file.path, &records, &left_out), StatusCode::kFailedPrecondition);
+    CHECK((then.stats().rows == 107 && now.stats().rows == 107));
+    for (int64_t id = 0; id < 200; ++id) CHECK(ValueOf(then, id) == ValueOf(now, id));
+    REQUIRE_OK(copy->Start(TestKey()));
+    CHECK_STATUS(copy->ReplayLog(file.path, &records, &left_out), StatusCode::kFailedPrecondition);
   }
 }
 
 // The server had applied a push, whose answer was lost with it. Its rows are in the log, so that
 // only what else it had is applied when it is sent again.
-void TestPushThatIsSentAgain() {
+TEST_CASE("push that is sent again") {
   const ps::ServerOptions options = AsyncJob(2);
   const Scratch file;
   auto server = StartServer(options);
   Worker first(0, 2);
   first.Connect(*server);
   const int dense = first.Make<float>("dense", {0});
-  EXPECT_OK(first.BindSgd({dense}));
+  REQUIRE_OK(first.BindSgd({dense}));
   int table = Create(first, "t", 1);
   const auto step = [&](Worker& worker) {
-    EXPECT_OK(worker.Pull({dense}));
+    CHECK_OK(worker.Pull({dense}));
     worker.Stage(dense, {1});
     worker.client().parameters().StageRows({1, 1}, {table, {5}, Hold(Floats{1})});
-    EXPECT_OK(worker.PushStaged());
-    EXPECT_OK(worker.client().Flush(kPatience));
+    CHECK_OK(worker.PushStaged());
+    CHECK_OK(worker.client().Flush(kPatience));
   };
   step(first);
   const ps::ServerSnapshot image = CopyOf(server->TakeSnapshot(false, file.path));
@@ -104,32 +104,32 @@ void TestPushThatIsSentAgain() {
   server->Close();
 
   std::unique_ptr<ps::Server> copy;
-  EXPECT_OK(ps::Server::Create(options, "", 0, true, &copy));
-  EXPECT_OK(copy->Restore(image));
+  REQUIRE_OK(ps::Server::Create(options, "", 0, true, &copy));
+  REQUIRE_OK(copy->Restore(image));
   uint64_t records = 0, left_out = 0;
-  EXPECT_OK(copy->ReplayLog(file.path, &records, &left_out));
+  CHECK_OK(copy->ReplayLog(file.path, &records, &left_out));
   // Saved once more, it still knows.
   const ps::ServerSnapshot again = CopyOf(copy->TakeSnapshot());
   copy = StartServer(options, again);
-  EXPECT(ValueOf(*copy->tables()[0], 5) == -2);
+  CHECK(ValueOf(*copy->tables()[0], 5) == -2);
   // The same process, which counts its pushes from the beginning.
   Worker second(0, 2, 1, kPatience, 1000);
   second.Connect(*copy);
-  EXPECT(second.Make<float>("dense", {0}) == dense);
-  EXPECT_OK(second.BindSgd({dense}));
+  CHECK((second.Make<float>("dense", {0}) == dense));
+  REQUIRE_OK(second.BindSgd({dense}));
   table = Create(second, "t", 1);
   const std::vector<std::pair<float, float>> expected = {{-1, -2}, {-2, -2}, {-3, -3}};
   for (const auto& [dense_value, row] : expected) {
     step(second);
-    EXPECT_OK(second.Pull({dense}));
-    EXPECT(second.Value(dense)[0] == dense_value);
-    EXPECT(ValueOf(*copy->tables()[0], 5) == row);
+    CHECK_OK(second.Pull({dense}));
+    CHECK(second.Value(dense)[0] == dense_value);
+    CHECK(ValueOf(*copy->tables()[0], 5) == row);
   }
 }
 
 // Edits that were acknowledged are in the log, in their order with pushes; those that are sent
 // again after it was read are not carried out twice.
-void TestEdits() {
+TEST_CASE("edits") {
   const ps::ServerOptions options = AsyncJob(2);
   const Scratch file;
   auto server = StartServer(options);
@@ -143,15 +143,15 @@ void TestEdits() {
     edit.ids = ids.data();
     edit.content = values.data();
     const uint64_t floats = values.empty() ? 0 : 1;
-    EXPECT_OK(Call([&](ps::Done done) {
+    CHECK_OK(Call([&](ps::Done done) {
       worker.client().tables().Edit(table, edit, floats, std::move(done));
     }));
   };
   const auto push = [&](Worker& worker, const Ids& ids) {
-    EXPECT_OK(worker.Pull({}));
+    CHECK_OK(worker.Pull({}));
     worker.client().parameters().StageRows({1, 1}, {table, ids, Hold(Floats(ids.size(), 1))});
-    EXPECT_OK(worker.PushStaged());
-    EXPECT_OK(worker.client().Flush(kPatience));
+    CHECK_OK(worker.PushStaged());
+    CHECK_OK(worker.client().Flush(kPatience));
   };
   edit(first, ps::EditKind::kUpsert, {1, 2, 3, 4}, {10, 20, 30, 40});
   const ps::ServerSnapshot image = CopyOf(server->TakeSnapshot(false, file.path));
@@ -162,11 +162,11 @@ void TestEdits() {
 
   const auto goes_on = [&] {
     std::unique_ptr<ps::Server> copy;
-    EXPECT_OK(ps::Server::Create(options, "", 0, true, &copy));
-    EXPECT_OK(copy->Restore(image));
+    REQUIRE_OK(ps::Server::Create(options, "", 0, true, &copy));
+    REQUIRE_OK(copy->Restore(image));
     uint64_t records = 0, left_out = 0;
-    EXPECT_OK(copy->ReplayLog(file.path, &records, &left_out));
-    EXPECT(left_out == 0);
+    CHECK_OK(copy->ReplayLog(file.path, &records, &left_out));
+    CHECK(left_out == 0);
     return copy;
   };
   const auto values = [](const ps::Server& of) {
@@ -175,8 +175,8 @@ void TestEdits() {
     return all;
   };
   auto copy = goes_on();
-  EXPECT(values(*copy) == Floats({9, 0, 32, 40, 50, 0}) && values(*server) == values(*copy));
-  EXPECT(copy->tables()[0]->row_count() == 4);
+  CHECK((values(*copy) == Floats({9, 0, 32, 40, 50, 0}) && values(*server) == values(*copy)));
+  CHECK(copy->tables()[0]->row_count() == 4);
   const ps::ServerSnapshot again = CopyOf(copy->TakeSnapshot());
   copy = StartServer(options, again);
   // The same process, which counts its edits from the beginning.
@@ -184,12 +184,12 @@ void TestEdits() {
   second.Connect(*copy);
   table = Create(second, "t", 1);
   for (int i = 0; i < 3; ++i) edit(second, ps::EditKind::kUpsert, {1}, {77});
-  EXPECT(ValueOf(*copy->tables()[0], 1) == 9);
+  CHECK(ValueOf(*copy->tables()[0], 1) == 9);
   edit(second, ps::EditKind::kUpsert, {1}, {77});
-  EXPECT(ValueOf(*copy->tables()[0], 1) == 77);
+  CHECK(ValueOf(*copy->tables()[0], 1) == 77);
 
   edit(first, ps::EditKind::kClear, {}, {});
-  EXPECT(goes_on()->tables()[0]->row_count() == 0);
+  CHECK(goes_on()->tables()[0]->row_count() == 0);
 }
 
 // One worker edits the rows that another one pushes to: the log has it all in the order in which it
@@ -219,26 +219,26 @@ void TestEditsAmongPushes() {
         edit.count = 1;
         edit.ids = ids.data();
         edit.content = values.data();
-        EXPECT_OK(Call([&](ps::Done done) {
+        CHECK_OK(Call([&](ps::Done done) {
           worker.client().tables().Edit(table, edit, 1 - i % 2, std::move(done));
         }));
       }
-      EXPECT_OK(worker.client().Flush(kPatience));
+      CHECK_OK(worker.client().Flush(kPatience));
     });
   }
   for (std::thread& thread : threads) thread.join();
   std::unique_ptr<ps::Server> copy;
-  EXPECT_OK(ps::Server::Create(options, "", 0, true, &copy));
+  REQUIRE_OK(ps::Server::Create(options, "", 0, true, &copy));
   uint64_t records = 0, left_out = 0;
-  EXPECT_OK(copy->ReplayLog(file.path, &records, &left_out));
-  EXPECT(records == 400 && left_out == 0);
+  CHECK_OK(copy->ReplayLog(file.path, &records, &left_out));
+  CHECK((records == 400 && left_out == 0));
   ps::Table &then = *server->tables()[0], &now = *copy->tables()[0];
-  for (int64_t id = 0; id < 6; ++id) EXPECT(ValueOf(then, id) == ValueOf(now, id));
-  EXPECT(then.row_count() == now.row_count() && ValueOf(then, 5) == -200);
+  for (int64_t id = 0; id < 6; ++id) CHECK(ValueOf(then, id) == ValueOf(now, id));
+  CHECK((then.row_count() == now.row_count() && ValueOf(then, 5) == -200));
 }
 
 // What the workers of a synchronous job have contributed to a step that was closed is not lost.
-void TestSynchronousSteps() {
+TEST_CASE("synchronous steps") {
   const ps::ServerOptions options = SyncJob(2);
   const Scratch file;
   const auto server = StartServer(options);
@@ -247,28 +247,28 @@ void TestSynchronousSteps() {
   a.Connect(*server);
   b.Connect(*server);
   const int table = Create(a, "t", 1);
-  EXPECT(Create(b, "t", 1) == table);
+  CHECK(Create(b, "t", 1) == table);
   for (int step = 0; step < 3; ++step) {
     Ending pulls[] = {a.StartPull({}), b.StartPull({})};
-    for (Ending& pull : pulls) EXPECT_OK(Wait(pull));
+    for (Ending& pull : pulls) CHECK_OK(Wait(pull));
     a.client().parameters().StageRows({1, 1}, {table, {1, 2}, Hold(Floats{1, 1})});
-    EXPECT_OK(a.PushStaged());
+    CHECK_OK(a.PushStaged());
     if (step == 2) break;  // it stays open
     b.client().parameters().StageRows({1, 1}, {table, {2, 3}, Hold(Floats{2, 2})});
-    EXPECT_OK(b.PushStaged());
+    CHECK_OK(b.PushStaged());
   }
-  EXPECT_OK(a.client().Flush(kPatience));
-  EXPECT_OK(b.client().Flush(kPatience));
+  CHECK_OK(a.client().Flush(kPatience));
+  CHECK_OK(b.client().Flush(kPatience));
   std::unique_ptr<ps::Server> copy;
-  EXPECT_OK(ps::Server::Create(options, "", 0, true, &copy));
+  REQUIRE_OK(ps::Server::Create(options, "", 0, true, &copy));
   uint64_t records = 0, left_out = 0;
-  EXPECT_OK(copy->ReplayLog(file.path, &records, &left_out));
-  EXPECT(records == 2);
+  CHECK_OK(copy->ReplayLog(file.path, &records, &left_out));
+  CHECK(records == 2);
   ps::Table& now = *copy->tables()[0];
-  EXPECT(ValueOf(now, 1) == -2 && ValueOf(now, 2) == -6 && ValueOf(now, 3) == -4);
+  CHECK((ValueOf(now, 1) == -2 && ValueOf(now, 2) == -6 && ValueOf(now, 3) == -4));
 }
 
-void TestReplayOfAnotherTable() {
+TEST_CASE("replay of another table") {
   const Scratch file;
   ps::RedoLog log([](const Status&) {});
   log.Begin(file.path);
@@ -277,27 +277,19 @@ void TestReplayOfAnotherTable() {
   Floats gradients = {1, 1};
   log.Append({}, {ps::ApplyTableRows(table.get(), {1, 1}, 1, ids.data(), gradients.data())});
   std::unique_ptr<ps::Server> server;
-  EXPECT_OK(ps::Server::Create(AsyncJob(1), "", 0, true, &server));
+  REQUIRE_OK(ps::Server::Create(AsyncJob(1), "", 0, true, &server));
   ps::ServerSnapshot image;
   image.tables.push_back(Make(Constant(3, 0), "t"));
-  EXPECT_OK(server->Restore(image));
+  REQUIRE_OK(server->Restore(image));
   uint64_t records = 0, left_out = 0;
   const Status status = server->ReplayLog(file.path, &records, &left_out);
-  EXPECT_STATUS(status, StatusCode::kInvalidArgument);
-  EXPECT_CONTAINS(status.message(), "'t' was created with another configuration");
+  CHECK_STATUS(status, StatusCode::kInvalidArgument);
+  CHECK_CONTAINS(status.message(), "'t' was created with another configuration");
 }
 
-void Main() {
-  TestImageAndLog();
-  TestPushThatIsSentAgain();
-  TestEdits();
+TEST_CASE("edits among pushes") {
   for (int i = 0; i < Rounds(4); ++i) TestEditsAmongPushes();
-  TestSynchronousSteps();
-  TestReplayOfAnotherTable();
-  std::puts("ps restored rows: ok");
 }
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_restored_rows_test

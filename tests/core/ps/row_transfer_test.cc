@@ -29,7 +29,7 @@ struct Job {
   }
   int Create(const ps::TableConfig& config) {
     const int table = worker.client().tables().Add("t", config);
-    EXPECT_OK(Call([&](ps::Done done) { worker.client().tables().Create(table, done); }));
+    REQUIRE_OK(Call([&](ps::Done done) { worker.client().tables().Create(table, done); }));
     return table;
   }
   Status Next(int table, int server, uint64_t most, bool slots, ps::RowScan* dump) {
@@ -56,7 +56,7 @@ struct Job {
     edit.ids = ids.data();
     edit.content = content.data();
     const uint64_t floats = content.empty() ? 0 : content.size() / ids.size();
-    EXPECT_OK(Call([&](ps::Done done) {
+    CHECK_OK(Call([&](ps::Done done) {
       worker.client().tables().Edit(table, edit, floats, std::move(done));
     }));
   }
@@ -64,7 +64,7 @@ struct Job {
     uint64_t size = 0;
     ps::FoundRows to;
     to.size = &size;
-    EXPECT_OK(Call(
+    CHECK_OK(Call(
         [&](ps::Done done) { worker.client().tables().Find(table, {}, to, std::move(done)); }));
     return size;
   }
@@ -74,7 +74,7 @@ struct Job {
     ps::FoundRows to;
     to.found = found.data();
     to.rows = rows == nullptr ? nullptr : rows->data();
-    EXPECT_OK(Call(
+    CHECK_OK(Call(
         [&](ps::Done done) { worker.client().tables().Find(table, ids, to, std::move(done)); }));
     return found;
   }
@@ -84,16 +84,16 @@ struct Job {
     for (size_t server = 0; server < servers.size(); ++server) {
       ps::RowScan dump;
       while (dump.more) {
-        EXPECT_OK(Next(table, static_cast<int>(server), most, slots, &dump));
+        CHECK_OK(Next(table, static_cast<int>(server), most, slots, &dump));
         const ps::SavedRows& rows = dump.rows;
-        EXPECT(rows.ids.size() <= most && rows.used.size() == rows.ids.size() &&
-               rows.counts.size() == rows.ids.size());
+        CHECK((rows.ids.size() <= most && rows.used.size() == rows.ids.size() &&
+               rows.counts.size() == rows.ids.size()));
         for (size_t i = 0; i < rows.ids.size(); ++i) {
           const size_t floats = rows.content.size() / rows.ids.size();
-          EXPECT(ps::ServerOfId(rows.ids[i], static_cast<int>(servers.size())) ==
-                 static_cast<int>(server));
+          CHECK(ps::ServerOfId(rows.ids[i], static_cast<int>(servers.size())) ==
+                static_cast<int>(server));
           const auto begin = rows.content.begin() + i * floats;
-          EXPECT(all.emplace(rows.ids[i], Floats(begin, begin + floats)).second);
+          CHECK(all.emplace(rows.ids[i], Floats(begin, begin + floats)).second);
         }
       }
     }
@@ -107,131 +107,130 @@ struct Job {
 Ids Fill(Job& job, int table, size_t count, size_t width) {
   Ids ids;
   for (size_t i = 0; i < count; ++i) ids.push_back(static_cast<int64_t>(i) * 1000003 - 7);
-  EXPECT_OK(job.worker.Pull({}));
+  CHECK_OK(job.worker.Pull({}));
   job.worker.client().parameters().StageRows({1, 1}, {table, ids, Hold(Floats(count * width, 1))});
-  EXPECT_OK(job.worker.PushStaged());
-  EXPECT_OK(job.worker.client().Flush(kPatience));
+  CHECK_OK(job.worker.PushStaged());
+  CHECK_OK(job.worker.client().Flush(kPatience));
   return ids;
 }
 
-void TestDumpAndAssign() {
+TEST_CASE("dump and assign") {
   Job from(2), to(3);
   const int table = from.Create(Adagrad(3)), other = to.Create(Adagrad(3));
   const Ids ids = Fill(from, table, 1000, 3);
   const auto whole = from.All(table, true), values = from.All(table, false, 7);
-  EXPECT(whole.size() == ids.size() && values.size() == ids.size());
+  CHECK((whole.size() == ids.size() && values.size() == ids.size()));
   ps::SavedRows rows;
   for (const auto& [id, content] : whole) {
-    EXPECT(content.size() == 6 && content[3] == 1.5f);
-    EXPECT(Floats(content.begin(), content.begin() + 3) == values.at(id));
+    CHECK((content.size() == 6 && content[3] == 1.5f));
+    CHECK(Floats(content.begin(), content.begin() + 3) == values.at(id));
     rows.ids.push_back(id);
     rows.used.push_back(7);
     rows.counts.push_back(8);
     rows.content.insert(rows.content.end(), content.begin(), content.end());
   }
-  EXPECT_OK(to.Assign(other, rows, 6, true));
-  EXPECT(to.All(other, true, 1) == whole);
+  CHECK_OK(to.Assign(other, rows, 6, true));
+  CHECK(to.All(other, true, 1) == whole);
   ps::RowScan dump;
-  EXPECT_OK(to.Next(other, 0, 1, false, &dump));
-  EXPECT(dump.rows.used[0] == 7 && dump.rows.counts[0] == 8);
+  CHECK_OK(to.Next(other, 0, 1, false, &dump));
+  CHECK((dump.rows.used[0] == 7 && dump.rows.counts[0] == 8));
 
   // Values only: slots begin anew.
   rows.content.clear();
   for (const auto& [id, value] : values) {
     rows.content.insert(rows.content.end(), value.begin(), value.end());
   }
-  EXPECT_OK(to.Assign(other, rows, 3, false));
-  EXPECT(to.All(other, false) == values);
-  for (const auto& [id, content] : to.All(other, true)) EXPECT(content[3] == 0.5f);
-  EXPECT_OK(to.Assign(other, {}, 3, false));
+  CHECK_OK(to.Assign(other, rows, 3, false));
+  CHECK(to.All(other, false) == values);
+  for (const auto& [id, content] : to.All(other, true)) CHECK(content[3] == 0.5f);
+  CHECK_OK(to.Assign(other, {}, 3, false));
 }
 
-void TestEdits() {
+TEST_CASE("edits") {
   Job job(3);
   ps::TableConfig config = Adagrad(2);
   config.initializer = {ps::InitializerKind::kConstant, 4, 0, 1};
   const int table = job.Create(config);
   const Ids ids = Fill(job, table, 100, 2);
-  EXPECT(job.Size(table) == 100);
+  CHECK(job.Size(table) == 100);
   const Ids some = {ids[3], 5, ids[99], 6, ids[3]};
   Floats rows(10);
-  EXPECT(job.Find(table, some, &rows) == (std::vector<uint8_t>{1, 0, 1, 0, 1}));
+  CHECK(job.Find(table, some, &rows) == (std::vector<uint8_t>{1, 0, 1, 0, 1}));
   const float trained = rows[0];
-  EXPECT(trained < 4 &&
-         rows == (Floats{trained, trained, 4, 4, trained, trained, 4, 4, trained, trained}));
-  EXPECT(job.Size(table) == 100);
+  CHECK((trained < 4 &&
+         rows == (Floats{trained, trained, 4, 4, trained, trained, 4, 4, trained, trained})));
+  CHECK(job.Size(table) == 100);
   job.Edit(table, ps::EditKind::kUpsert, {5, ids[3]}, {1, 2, 3, 4});
-  EXPECT(job.Size(table) == 101);
+  CHECK(job.Size(table) == 101);
   auto all = job.All(table, true);
-  EXPECT(all.at(5) == Floats({1, 2, 0.5f, 0.5f}) && all.at(ids[3]) == Floats({3, 4, 1.5f, 1.5f}));
+  CHECK((all.at(5) == Floats({1, 2, 0.5f, 0.5f}) && all.at(ids[3]) == Floats({3, 4, 1.5f, 1.5f})));
   job.Edit(table, ps::EditKind::kRemove, {5, 6, ids[0]});
-  EXPECT(job.Size(table) == 99);
-  EXPECT(job.Find(table, {5, ids[0], ids[1]}) == (std::vector<uint8_t>{0, 0, 1}));
+  CHECK(job.Size(table) == 99);
+  CHECK(job.Find(table, {5, ids[0], ids[1]}) == (std::vector<uint8_t>{0, 0, 1}));
   job.Edit(table, ps::EditKind::kClear, {});
-  EXPECT(job.Size(table) == 0 && job.All(table, false).empty());
+  CHECK((job.Size(table) == 0 && job.All(table, false).empty()));
   uint64_t edits = 0;
   for (const auto& server : job.servers) edits += server->stats().edits;
-  EXPECT(edits > 5 && job.servers[0]->stats().pushes == 1);
+  CHECK((edits > 5 && job.servers[0]->stats().pushes == 1));
 }
 
 // What the worker has cached of a table, or looks up ahead, is not used after an edit.
-void TestEditsAndCachedRows() {
+TEST_CASE("edits and cached rows") {
   Job job(2);
   ps::TableConfig config = Adagrad(1);
   config.initializer = {ps::InitializerKind::kConstant, 4, 0, 1};
   const int table = job.Create(config);
   ps::Client& client = job.worker.client();
-  EXPECT_OK(client.tables().lookups().SetCache(table, 100, 1000));
+  CHECK_OK(client.tables().lookups().SetCache(table, 100, 1000));
   const auto look = [&](const Ids& ids) {
     auto rows = std::make_shared<Floats>(ids.size());
-    EXPECT_OK(Call([&](ps::Done done) {
+    CHECK_OK(Call([&](ps::Done done) {
       client.tables().Lookup({{table, ids, {reinterpret_cast<char*>(rows->data()), rows}}}, true,
                              std::move(done));
     }));
     return *rows;
   };
-  EXPECT(look({1, 2, 3}) == Floats({4, 4, 4}));
+  CHECK(look({1, 2, 3}) == Floats({4, 4, 4}));
   job.Edit(table, ps::EditKind::kUpsert, {1, 2}, {7, 8});
-  EXPECT(look({1, 2, 3}) == Floats({7, 8, 4}));
-  EXPECT(look({1, 2, 3}) == Floats({7, 8, 4}));
-  EXPECT(client.tables().lookup_stats().cache_hits == 3);
+  CHECK(look({1, 2, 3}) == Floats({7, 8, 4}));
+  CHECK(look({1, 2, 3}) == Floats({7, 8, 4}));
+  CHECK(client.tables().lookup_stats().cache_hits == 3);
   Status status;
   const auto batch =
       client.tables().lookups().MakePrefetch(1, {{table, {1, 9}, {}}}, true, &status);
-  EXPECT_OK(
-      Call([&](ps::Done done) { client.tables().lookups().prefetches().Begin(batch, done); }));
+  CHECK_OK(Call([&](ps::Done done) { client.tables().lookups().prefetches().Begin(batch, done); }));
   job.Edit(table, ps::EditKind::kRemove, {1});
-  EXPECT(look({1, 9}) == Floats({4, 4}));
-  EXPECT(client.tables().lookup_stats().prefetched == 1 &&
-         client.tables().lookup_stats().prefetch_hits == 0);
+  CHECK(look({1, 9}) == Floats({4, 4}));
+  CHECK((client.tables().lookup_stats().prefetched == 1 &&
+         client.tables().lookup_stats().prefetch_hits == 0));
 }
 
-void TestRefusals() {
+TEST_CASE("refusals") {
   Job job(1);
   const int table = job.Create(Adagrad(3));
   Fill(job, table, 100, 3);
   ps::RowScan dump;
-  EXPECT_STATUS(job.Next(9, 0, 1, true, &dump), StatusCode::kInvalidArgument);
-  EXPECT_STATUS(job.Next(table, 1, 1, true, &dump), StatusCode::kInvalidArgument);
+  CHECK_STATUS(job.Next(9, 0, 1, true, &dump), StatusCode::kInvalidArgument);
+  CHECK_STATUS(job.Next(table, 1, 1, true, &dump), StatusCode::kInvalidArgument);
   ps::SavedRows rows;
   rows.ids = {1};
   rows.used = rows.counts = {0};
   rows.content = Floats(5);
   const Status unfit = job.Assign(table, rows, 5, true);
-  EXPECT_STATUS(unfit, StatusCode::kInvalidArgument);
-  EXPECT_CONTAINS(unfit.message(), "table 't': expected rows of 6 numbers, received 5");
-  EXPECT_CONTAINS(job.Assign(table, rows, 5, false).message(), "expected rows of 3 numbers");
-  EXPECT_STATUS(job.Assign(9, rows, 3, false), StatusCode::kInvalidArgument);
+  CHECK_STATUS(unfit, StatusCode::kInvalidArgument);
+  CHECK_CONTAINS(unfit.message(), "table 't': expected rows of 6 numbers, received 5");
+  CHECK_CONTAINS(job.Assign(table, rows, 5, false).message(), "expected rows of 3 numbers");
+  CHECK_STATUS(job.Assign(9, rows, 3, false), StatusCode::kInvalidArgument);
 
   // A cursor means nothing to another server.
-  EXPECT_OK(job.Next(table, 0, 10, true, &dump));
-  EXPECT(dump.more && dump.rows.ids.size() == 10);
+  CHECK_OK(job.Next(table, 0, 10, true, &dump));
+  CHECK((dump.more && dump.rows.ids.size() == 10));
   job.servers[0] = StartServer(AsyncJob(1));
-  EXPECT(job.worker.client().WaitForLost(kPatience) == 0);
+  CHECK(job.worker.client().WaitForLost(kPatience) == 0);
   job.worker.Connect(*job.servers[0]);
   const Status anew = job.Next(table, 0, 10, true, &dump);
-  EXPECT_STATUS(anew, StatusCode::kFailedPrecondition);
-  EXPECT_CONTAINS(anew.message(), "it was started again while its rows were read");
+  CHECK_STATUS(anew, StatusCode::kFailedPrecondition);
+  CHECK_CONTAINS(anew.message(), "it was started again while its rows were read");
 }
 
 ps::SavedShard Saved(const std::string& name, const Floats& values) {
@@ -240,44 +239,33 @@ ps::SavedShard Saved(const std::string& name, const Floats& values) {
   return {name, DType::kFloat32, values.size(), block};
 }
 
-void TestShardsAside() {
+TEST_CASE("shards aside") {
   ps::ServerSnapshot image;
   image.unclaimed = {Saved("w", {1, 2}), Saved("x/rows_0_of_2", {3}), Saved("unused", {4})};
   auto server = StartServer(AsyncJob(2), image);
   Worker worker(0, 2);
   worker.Connect(*server);
-  EXPECT(server->stats().shards == 0);
+  CHECK(server->stats().shards == 0);
   const int w = worker.Make<float>("w", {0, 0}), fresh = worker.Make<float>("fresh", {5});
-  EXPECT_OK(worker.Pull({w, fresh}));
-  EXPECT(worker.Value(w) == Floats({1, 2}) && worker.Value(fresh) == Floats({5}));
+  CHECK_OK(worker.Pull({w, fresh}));
+  CHECK((worker.Value(w) == Floats({1, 2}) && worker.Value(fresh) == Floats({5})));
   const int x = worker.Add("x", {1});
   const Status split = worker.Create<float>(x, {0});
-  EXPECT_STATUS(split, StatusCode::kInvalidArgument);
-  EXPECT_CONTAINS(split.message(), "has 'x/rows_0_of_2' instead");
+  CHECK_STATUS(split, StatusCode::kInvalidArgument);
+  CHECK_CONTAINS(split.message(), "has 'x/rows_0_of_2' instead");
   const int narrow = worker.Add("unused", {2});
-  EXPECT_CONTAINS(worker.Create<float>(narrow, {0, 0}).message(), "'unused': expected float32[1]");
+  CHECK_CONTAINS(worker.Create<float>(narrow, {0, 0}).message(), "'unused': expected float32[1]");
 
-  // Until they train, a snapshot has what is still unclaimed.
+  // Until they train, a snapshot has what is still aside.
   ps::ServerSnapshot next = server->TakeSnapshot();
-  EXPECT(next.unclaimed.size() == 2 && next.shards.size() == 2);
+  CHECK((next.unclaimed.size() == 2 && next.shards.size() == 2));
   const auto copy = StartServer(AsyncJob(2), next);
-  EXPECT(copy->stats().shards == 2);
-  EXPECT_OK(worker.Push<float>({{w, {3, 3}}}));
-  EXPECT_OK(worker.client().Flush(kPatience));
-  EXPECT(server->TakeSnapshot(true).unclaimed.empty());
-  EXPECT_OK(worker.Create<float>(x, {6}));
+  CHECK(copy->stats().shards == 2);
+  CHECK_OK(worker.Push<float>({{w, {3, 3}}}));
+  CHECK_OK(worker.client().Flush(kPatience));
+  CHECK(server->TakeSnapshot(true).unclaimed.empty());
+  CHECK_OK(worker.Create<float>(x, {6}));
 }
-
-void Main() {
-  TestDumpAndAssign();
-  TestEdits();
-  TestEditsAndCachedRows();
-  TestRefusals();
-  TestShardsAside();
-  std::puts("ps row transfer: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_row_transfer_test

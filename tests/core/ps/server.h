@@ -12,9 +12,9 @@ namespace tfdist::testing {
 inline std::unique_ptr<ps::Server> StartServer(const ps::ServerOptions& options,
                                                const ps::ServerSnapshot& image = {}) {
   std::unique_ptr<ps::Server> server;
-  EXPECT_OK(ps::Server::Create(options, "", 0, true, &server));
-  EXPECT_OK(server->Restore(image));
-  EXPECT_OK(server->Start(TestKey()));
+  REQUIRE_OK(ps::Server::Create(options, "", 0, true, &server));
+  REQUIRE_OK(server->Restore(image));
+  REQUIRE_OK(server->Start(TestKey()));
   return server;
 }
 

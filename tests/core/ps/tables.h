@@ -18,7 +18,7 @@ using Floats = std::vector<float>;
 inline std::unique_ptr<ps::Table> Make(const ps::TableConfig& config,
                                        const std::string& name = "") {
   std::unique_ptr<ps::Table> table;
-  EXPECT_OK(ps::Table::Create(config, &table, name));
+  REQUIRE_OK(ps::Table::Create(config, &table, name));
   return table;
 }
 
@@ -40,7 +40,7 @@ inline float ValueOf(ps::Table& table, int64_t id) { return Lookup(table, {id}, 
 
 inline void Apply(ps::Table& table, const Ids& ids, const Floats& gradients,
                   ps::StepValues step = {1, 1}, double now = 0) {
-  EXPECT(gradients.size() == ids.size() * table.config().width);
+  REQUIRE(gradients.size() == ids.size() * table.config().width);
   table.Apply(now, ids.data(), ids.size(), gradients.data(), step);
 }
 

@@ -57,17 +57,17 @@ inline Status Call(const std::function<void(ps::Done)>& call) {
 class Worker {
  public:
   explicit Worker(int rank, int workers = 1, int servers = 1, double timeout = kPatience,
-                  uint64_t process = 0, bool expose = true, int n_push = 1, int n_fetch = 1) {
+                  uint64_t process = 0, bool lend = true, int n_push = 1, int n_fetch = 1) {
     ps::ClientOptions options;
     options.worker = rank;
     options.workers = workers;
     options.process = process != 0 ? process : 1000 + static_cast<uint64_t>(rank);
     options.servers = servers;
     options.timeout_seconds = timeout;
-    options.expose = expose;
+    options.lend = lend;
     options.n_push = n_push;
     options.n_fetch = n_fetch;
-    EXPECT_OK(ps::Client::Create(options, &client_));
+    REQUIRE_OK(ps::Client::Create(options, &client_));
   }
 
   ps::Client& client() { return *client_; }
@@ -76,7 +76,7 @@ class Worker {
     return client_->Connect(server, StrCat("127.0.0.1:", port), TestKey(), incarnation, timeout);
   }
   void Connect(const ps::Server& server, int index = 0) {
-    EXPECT_OK(Connect(index, server.port(), server.incarnation()));
+    REQUIRE_OK(Connect(index, server.port(), server.incarnation()));
   }
 
   // Adds a parameter with one shard per count, on servers 0, 1, ...
@@ -91,7 +91,7 @@ class Worker {
       spec.elements += counts[i];
     }
     int id = -1;
-    EXPECT_OK(client_->parameters().Add(std::move(spec), &id));
+    REQUIRE_OK(client_->parameters().Add(std::move(spec), &id));
     return id;
   }
 
@@ -105,7 +105,7 @@ class Worker {
   template <typename T>
   int Make(const std::string& name, std::vector<T> values, DType dtype = DType::kFloat32) {
     const int parameter = Add(name, {values.size()}, dtype);
-    EXPECT_OK(Create(parameter, std::move(values)));
+    REQUIRE_OK(Create(parameter, std::move(values)));
     return parameter;
   }
 
@@ -140,7 +140,7 @@ class Worker {
     const ps::Memory pulled = client_->parameters().Pulled(parameter);
     std::vector<T> values(client_->parameters().spec(parameter).elements);
     if (values.empty()) return values;
-    EXPECT(pulled.data != nullptr);
+    REQUIRE(pulled.data != nullptr);
     std::memcpy(values.data(), pulled.data, values.size() * sizeof(T));
     return values;
   }

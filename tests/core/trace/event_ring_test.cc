@@ -34,57 +34,57 @@ bool IsWhole(const Event& event) {
          std::string(event.name) == StrCat("event ", event.number);
 }
 
-void TestLifeOfAnEvent() {
+TEST_CASE("life of an event") {
   EventRing ring(8);
-  EXPECT(ring.last() == 0 && ring.Read(1, 8).events.empty());
+  CHECK((ring.last() == 0 && ring.Read(1, 8).events.empty()));
   const EventId one = ring.Submit(Made(10)), two = ring.Submit(Made(20));
-  EXPECT(one == 1 && two == 2 && ring.last() == 2);
+  CHECK((one == 1 && two == 2 && ring.last() == 2));
   ring.Start(one);
   ring.End(one, Status());
   ring.End(two, Status(StatusCode::kUnavailable, "lost rank 3"));
   EventRing::Reading read = ring.Read(0, 8);
-  EXPECT(read.events.size() == 2 && read.next == 3 && read.lost == 0);
+  CHECK((read.events.size() == 2 && read.next == 3 && read.lost == 0));
   const Event &first = read.events[0], &second = read.events[1];
-  EXPECT(IsWhole(first) && IsWhole(second));
-  EXPECT(first.sequence == 1 && first.state == EventState::kDone && first.error[0] == '\0');
-  EXPECT(first.submitted > 0 && first.started >= first.submitted && first.ended >= first.started);
-  EXPECT(second.state == EventState::kFailed && std::string(second.error) == "lost rank 3");
-  EXPECT(second.started == 0 && second.submitted >= first.submitted);
+  CHECK((IsWhole(first) && IsWhole(second)));
+  CHECK((first.sequence == 1 && first.state == EventState::kDone && first.error[0] == '\0'));
+  CHECK((first.submitted > 0 && first.started >= first.submitted && first.ended >= first.started));
+  CHECK((second.state == EventState::kFailed && std::string(second.error) == "lost rank 3"));
+  CHECK((second.started == 0 && second.submitted >= first.submitted));
   // A request that is repeated starts again, and a name of no event changes nothing.
   ring.Start(0);
   ring.End(0, Status());
-  EXPECT(ring.Read(3, 8).events.empty());
+  CHECK(ring.Read(3, 8).events.empty());
 }
 
-void TestTextsAreCutWithAMark() {
+TEST_CASE("texts are cut with a mark") {
   Event event;
   SetText(event.name, std::string(64, 'x'));
-  EXPECT(std::string(event.name, 64) == std::string(64, 'x'));
+  CHECK(std::string(event.name, 64) == std::string(64, 'x'));
   SetText(event.name, std::string(65, 'x'));
-  EXPECT(std::string(event.name, 64) == std::string(61, 'x') + "...");
+  CHECK(std::string(event.name, 64) == std::string(61, 'x') + "...");
   SetText(event.name, "y");
-  EXPECT(std::string(event.name) == "y" && event.name[63] == '\0');
+  CHECK((std::string(event.name) == "y" && event.name[63] == '\0'));
 }
 
-void TestOverwritten() {
+TEST_CASE("overwritten") {
   EventRing ring(8);
   std::vector<EventId> ids;
   for (uint64_t i = 0; i < 21; ++i) ids.push_back(ring.Submit(Made(i)));
   ring.End(ids[3], Status());  // its slot is another event's
   EventRing::Reading read = ring.Read(1, 100);
-  EXPECT(read.lost == 13 && read.events.size() == 8 && read.next == 22);
+  CHECK((read.lost == 13 && read.events.size() == 8 && read.next == 22));
   for (size_t i = 0; i < 8; ++i) {
-    EXPECT(read.events[i].sequence == 14 + i && read.events[i].number == 13 + i);
-    EXPECT(read.events[i].state == EventState::kSubmitted);
+    CHECK((read.events[i].sequence == 14 + i && read.events[i].number == 13 + i));
+    CHECK(read.events[i].state == EventState::kSubmitted);
   }
   // A cursor goes on where it was, and reads a limited number at once.
   read = ring.Read(15, 3);
-  EXPECT(read.lost == 0 && read.events.size() == 3 && read.next == 18);
-  EXPECT(ring.Read(read.next, 100).events.size() == 4);
+  CHECK((read.lost == 0 && read.events.size() == 3 && read.next == 18));
+  CHECK(ring.Read(read.next, 100).events.size() == 4);
 }
 
 // Writers, and a reader that must never see half of an event.
-void TestThreads() {
+TEST_CASE("threads") {
   EventRing ring(64);
   constexpr int kThreads = 4;
   const uint64_t each = Rounds(100000);
@@ -105,33 +105,33 @@ void TestThreads() {
     const bool last = running == 0;
     const EventRing::Reading read = ring.Read(cursor, 16);
     for (const Event& event : read.events) {
-      EXPECT(IsWhole(event));
-      EXPECT(event.sequence >= cursor && event.sequence < read.next);
+      CHECK(IsWhole(event));
+      CHECK((event.sequence >= cursor && event.sequence < read.next));
     }
     seen += read.events.size();
     lost += read.lost;
-    EXPECT(read.next >= cursor && read.next - cursor == read.events.size() + read.lost);
+    CHECK((read.next >= cursor && read.next - cursor == read.events.size() + read.lost));
     if (last && read.next == cursor) break;
     cursor = read.next;
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT(seen + lost == kThreads * each && ring.last() == kThreads * each);
-  EXPECT(seen > 0);
+  CHECK((seen + lost == kThreads * each && ring.last() == kThreads * each));
+  CHECK(seen > 0);
 }
 
-void TestFailuresWakeAWaitingThread() {
+TEST_CASE("failures wake a waiting thread") {
   TakeFailures();
   pollfd waiting = {FailureDescriptor(), POLLIN, 0};
-  EXPECT(poll(&waiting, 1, 0) == 0);
+  CHECK(poll(&waiting, 1, 0) == 0);
   NoteFailure(Status(StatusCode::kDeadlineExceeded, "late"));
   NoteFailure(Status(StatusCode::kUnavailable, "gone"));
-  EXPECT(poll(&waiting, 1, 0) == 1);
-  EXPECT(TakeFailures() == 5);
-  EXPECT(poll(&waiting, 1, 0) == 0 && TakeFailures() == 0);
+  CHECK(poll(&waiting, 1, 0) == 1);
+  CHECK(TakeFailures() == 5);
+  CHECK((poll(&waiting, 1, 0) == 0 && TakeFailures() == 0));
 }
 
 // Not asserted: machines differ, and share their processors. The best of some runs.
-void PrintCost() {
+TEST_CASE("cost") {
   EventRing ring;
   const int runs = Rounds(40), count = 5000;
   double best = 1e9;
@@ -153,18 +153,6 @@ void PrintCost() {
   }
   std::printf("event_ring: %.0f ns an event, with its three times\n", best);
 }
-
-void Main() {
-  TestLifeOfAnEvent();
-  TestTextsAreCutWithAMark();
-  TestOverwritten();
-  TestThreads();
-  TestFailuresWakeAWaitingThread();
-  PrintCost();
-  std::puts("event_ring: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::event_ring_test

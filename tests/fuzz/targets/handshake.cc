@@ -26,9 +26,9 @@ constexpr int kPeers = 4;
 class Port {
  public:
   explicit Port(Input* input) : input_(*input) {
-    EXPECT_OK(loop_.Create());
+    REQUIRE_OK(loop_.Create());
     Listener listener;
-    EXPECT_OK(Listener::Listen("127.0.0.1", 0, false, &listener));
+    REQUIRE_OK(Listener::Listen("127.0.0.1", 0, false, &listener));
     address_ = StrCat("127.0.0.1:", listener.port());
     acceptor_ = std::make_unique<Acceptor>(std::move(listener));
     acceptor_->Open(
@@ -39,7 +39,7 @@ class Port {
   void Run() {
     while (input_.Below(16) != 0 && !input_.empty()) Step(&peers_[input_.Below(kPeers)]);
     Turn();
-    EXPECT(accepted_ == expected_);
+    CHECK(accepted_ == expected_);
     acceptor_->Close();
   }
 
@@ -64,7 +64,7 @@ class Port {
   void Step(Peer* peer) {
     if (!peer->socket.valid()) {
       PeerSocket socket;
-      EXPECT_OK(Dial(address_, false, Clock::now() + std::chrono::seconds(10), &socket));
+      CHECK_OK(Dial(address_, false, Clock::now() + std::chrono::seconds(10), &socket));
       *peer = Peer{};
       peer->socket = std::move(socket.fd);
       const linger hard{1, 0};  // thousands of connections leave no state in the kernel
@@ -113,7 +113,7 @@ class Port {
     const std::string challenge = ReceiveAll(peer->socket);
     Challenge received;
     const bool came = challenge.size() == kFrameHeaderBytes + kChallengeBytes;
-    if (came) EXPECT_OK(Decode(challenge.substr(kFrameHeaderBytes), &received));
+    if (came) CHECK_OK(Decode(challenge.substr(kFrameHeaderBytes), &received));
     Digest proof = DiallerProof(testing::TestKey(), peer->hello, received.nonce);
     if (came && !peer->right.empty() && !peer->proves) {
       peer->right += Comparable(
@@ -187,7 +187,7 @@ void Dialled(Input* input) {
   const TimePoint deadline = Clock::now() + std::chrono::seconds(10);
   const Status status =
       Authenticate(sockets.ours, testing::TestKey(), Hello{kGeneration, 3, kRank, {}}, deadline);
-  EXPECT(!status.ok() && !status.message().empty());
+  CHECK((!status.ok() && !status.message().empty()));
 }
 
 void Run(Input input) {

@@ -30,8 +30,8 @@ void Check(const std::string& bytes) {
   Message first, second;
   if (!DecodeAny(bytes, &first).ok()) return;
   const std::string encoded = Encode(first);
-  EXPECT_OK(DecodeAny(encoded, &second));
-  EXPECT(Encode(second) == encoded);
+  CHECK_OK(DecodeAny(encoded, &second));
+  CHECK(Encode(second) == encoded);
 }
 
 // Texts are cut and codes of others replaced, where they are decoded or encoded.
@@ -39,7 +39,7 @@ template <typename Message>
 void CheckExactly(const std::string& bytes) {
   Check<Message>(bytes);
   Message message;
-  if (DecodeAny(bytes, &message).ok()) EXPECT(Encode(message) == bytes);
+  if (DecodeAny(bytes, &message).ok()) CHECK(Encode(message) == bytes);
 }
 
 // A header, and the addresses of exposed memory, if it says that there are any.
@@ -49,17 +49,17 @@ void CheckHeader(const std::string& bytes) {
   FrameHeader header;
   if (!Decode(bytes.data(), limits, &header).ok()) return;
   const FrameHeaderBytes encoded = Encode(header);
-  EXPECT(std::equal(encoded.begin(), encoded.end(), bytes.begin()));
+  CHECK(std::equal(encoded.begin(), encoded.end(), bytes.begin()));
   const std::string meta = bytes.substr(kFrameHeaderBytes);
   if (meta.size() < header.meta_bytes) return;
   std::string_view view(meta.data(), header.meta_bytes);
   std::vector<iovec> pieces;
   if (!TakeExposed(header, &view, &pieces).ok()) return;
-  EXPECT(pieces.size() == header.exposed);
+  CHECK(pieces.size() == header.exposed);
   FrameHeader again = header;
   std::string written(view);
   AppendExposed(pieces, &again, &written);
-  EXPECT(written == meta.substr(0, header.meta_bytes));
+  CHECK(written == meta.substr(0, header.meta_bytes));
 }
 
 constexpr void (*kChecks[])(const std::string&) = {
@@ -113,7 +113,7 @@ std::string Seed(const Message& message) {
       return std::string(1, static_cast<char>(i)) + Encode(message);
     }
   }
-  EXPECT(!"a message without a check");
+  CHECK(!"a message without a check");
   return "";
 }
 

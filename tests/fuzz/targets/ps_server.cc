@@ -86,7 +86,7 @@ class Server final : public ReplyChannel {
     Open(&peer);
     Write(&peer, Request(MessageType::kOpen, Encode(OpenRequest{12345, 0})));
     Write(&peer, Request(MessageType::kSet, Encode(SetRequest{})));
-    EXPECT(peer.session != nullptr && peer.answers == 2);
+    CHECK((peer.session != nullptr && peer.answers == 2));
   }
 
  private:
@@ -117,14 +117,14 @@ class Server final : public ReplyChannel {
   void Restore() {
     ServerSnapshot snapshot;
     std::unique_ptr<ps::Table> table;
-    EXPECT_OK(ps::Table::Create(ConfigOf(1), &table, TableName(0)));
+    REQUIRE_OK(ps::Table::Create(ConfigOf(1), &table, TableName(0)));
     snapshot.tables.push_back(std::move(table));
     for (uint32_t i = 0; i < 2; ++i) {
       const auto block = std::make_shared<Block>(16 * sizeof(float));
       std::fill_n(block->data(), block->bytes(), '\0');
       snapshot.shards.push_back({StrCat("shard", i), DType::kFloat32, 16, block});
     }
-    EXPECT_OK(handler_->recovery().Restore(snapshot));
+    REQUIRE_OK(handler_->recovery().Restore(snapshot));
   }
 
   void Open(Peer* peer) {
@@ -141,7 +141,7 @@ class Server final : public ReplyChannel {
                                               });
     peer->session->Flush();
     const std::string welcome = ReceiveAll(peer->socket);
-    EXPECT(welcome.size() >= kFrameHeaderBytes);
+    CHECK(welcome.size() >= kFrameHeaderBytes);
     if (peer->local && welcome.size() > kFrameHeaderBytes) {
       FrameHeader header;
       header.type = static_cast<uint8_t>(FrameType::kShared);
@@ -178,14 +178,14 @@ class Server final : public ReplyChannel {
     peer->received += ReceiveAll(peer->socket);
     while (peer->received.size() >= kFrameHeaderBytes) {
       FrameHeader header;
-      EXPECT_OK(Decode(peer->received.data(), LimitsOfMessages, &header));
+      CHECK_OK(Decode(peer->received.data(), LimitsOfMessages, &header));
       const size_t meta = kFrameHeaderBytes + header.meta_bytes, all = meta + header.payload_bytes;
       if (header.exposed == 0 && peer->received.size() < all) return;
       if (header.exposed != 0 && peer->received.size() < meta) return;
       if (header.type == static_cast<uint8_t>(MessageType::kError)) {
         ErrorReply error;
-        EXPECT_OK(Decode(peer->received.substr(kFrameHeaderBytes, header.meta_bytes), &error));
-        EXPECT(!error.message.empty());
+        CHECK_OK(Decode(peer->received.substr(kFrameHeaderBytes, header.meta_bytes), &error));
+        CHECK(!error.message.empty());
       }
       if (header.type >= kFirstPsType) ++peer->answers;
       peer->received.erase(0, header.exposed == 0 ? all : meta);
@@ -468,7 +468,7 @@ class Server final : public ReplyChannel {
     SavedRows rows;
     for (const auto& table : snapshot_.tables) {
       table->NextSnapshotRows(1 + input_.Below(4), &rows);
-      EXPECT(rows.used.size() == rows.ids.size() && rows.counts.size() == rows.ids.size());
+      CHECK((rows.used.size() == rows.ids.size() && rows.counts.size() == rows.ids.size()));
       rows = {};
     }
   }

@@ -187,7 +187,7 @@ void Run(Input input) {
   uint64_t records = 0, left_out = 0;
   try {
     const Status status = handler.recovery().ReplayLog(files.log.path, &records, &left_out);
-    EXPECT(status.ok() == status.message().empty());
+    CHECK(status.ok() == status.message().empty());
   } catch (const std::bad_alloc&) {  // which server_c_api.cc catches, too
     return;
   }
@@ -197,9 +197,9 @@ void Run(Input input) {
     while (table->NextSnapshotRows(16, &rows)) {
     }
   }
-  EXPECT(rows.ids.size() == rows.used.size());
+  CHECK(rows.ids.size() == rows.used.size());
   for (const SavedShard& shard : snapshot.shards) {
-    EXPECT(shard.block->bytes() == BytesOf(shard.dtype, shard.elements));
+    CHECK(shard.block->bytes() == BytesOf(shard.dtype, shard.elements));
   }
 }
 
@@ -211,7 +211,7 @@ std::vector<std::string> Seeds() {
   std::unique_ptr<Table> table;
   TableConfig config;
   config.width = 4;
-  EXPECT_OK(Table::Create(config, &table, "table0"));
+  REQUIRE_OK(Table::Create(config, &table, "table0"));
   std::vector<int64_t> ids = {1, 2};
   std::vector<float> values(8, 1);
   TaskRecord tasks;

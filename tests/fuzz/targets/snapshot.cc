@@ -29,8 +29,8 @@ struct Handle {
     options.worker_timeout_seconds = options.start_timeout_seconds = 60;
     options.memory_budget = 64 << 20;
     int port = 0;
-    EXPECT(tfdist_ps_server_create(&options, "127.0.0.1", 0, 0, &server, &port, error,
-                                   sizeof(error)) == 0);
+    CHECK(tfdist_ps_server_create(&options, "127.0.0.1", 0, 0, &server, &port, error,
+                                  sizeof(error)) == 0);
   }
   ~Handle() { tfdist_ps_server_close(server); }
 
@@ -114,8 +114,8 @@ void Read(const Handle& server, bool changed_only) {
     const void* data = nullptr;
     int dtype = 0;
     uint64_t elements = 0, bytes = 0;
-    EXPECT(tfdist_ps_snapshot_entry(handle, i, &name, &dtype, &elements, &data, &bytes));
-    EXPECT(bytes == BytesOf(static_cast<DType>(dtype), elements));
+    CHECK(tfdist_ps_snapshot_entry(handle, i, &name, &dtype, &elements, &data, &bytes));
+    CHECK(bytes == BytesOf(static_cast<DType>(dtype), elements));
     for (uint64_t b = 0; b < bytes; ++b) sum += static_cast<const uint8_t*>(data)[b];
   }
   tfdist_ps_saved_table table{};
@@ -125,7 +125,7 @@ void Read(const Handle& server, bool changed_only) {
       for (uint64_t f = 0; f < rows.count * table.content_floats; ++f) sum += rows.content[f] > 0;
     }
   }
-  EXPECT(sum != 1);  // read it
+  CHECK(sum != 1);  // read it
   tfdist_ps_snapshot_free(handle);
 }
 

@@ -57,7 +57,7 @@ class Duel final : StreamHandler {
       Receive();
     }
     if (!honest_ || detached_ || !stream_->wants_input()) return;
-    EXPECT(!broken_ && expected_.empty());
+    CHECK((!broken_ && expected_.empty()));
   }
 
  private:
@@ -70,10 +70,10 @@ class Duel final : StreamHandler {
       Fd descriptor;
       FrameHeader header;
       const TimePoint now = Clock::now();
-      EXPECT_OK(ReceiveWithDescriptor(socket_, head.data(), head.size(), &descriptor, now));
-      EXPECT_OK(Decode(head.data(), options_.limits_of, &header));
+      CHECK_OK(ReceiveWithDescriptor(socket_, head.data(), head.size(), &descriptor, now));
+      CHECK_OK(Decode(head.data(), options_.limits_of, &header));
       const std::string meta = fuzz::ReceiveAll(socket_);
-      EXPECT(header.Is(FrameType::kWelcome) && meta.size() == header.meta_bytes);
+      CHECK((header.Is(FrameType::kWelcome) && meta.size() == header.meta_bytes));
       offered_ = readable_ = !meta.empty();
       if (descriptor.valid()) Map(descriptor, 0);
       return;
@@ -98,10 +98,10 @@ class Duel final : StreamHandler {
       offered_ &= right;
       readable_ &= right;
       channel_ = SharedChannel::Create();
-      EXPECT(channel_ != nullptr);
+      REQUIRE(channel_ != nullptr);
       descriptor = Fd(dup(right ? channel_->fd() : memory.get()));
       if (right) Map(descriptor, 1);
-      EXPECT(ftruncate(memory.get(), 4096) == 0);
+      CHECK(ftruncate(memory.get(), 4096) == 0);
     }
     if (!local) honest_ = false;  // only local peers offer anything
     if (!stream_->OnWelcome(meta, std::move(descriptor)).ok()) broken_ = true;
@@ -110,21 +110,21 @@ class Duel final : StreamHandler {
   // The rings, to write to; `ring` is the one that our side writes.
   void Map(const Fd& descriptor, int ring) {
     struct stat about{};
-    EXPECT(fstat(descriptor.get(), &about) == 0);
+    CHECK(fstat(descriptor.get(), &about) == 0);
     map_bytes_ = static_cast<size_t>(about.st_size);
     map_ =
         std::shared_ptr<char>(static_cast<char*>(mmap(nullptr, map_bytes_, PROT_READ | PROT_WRITE,
                                                       MAP_SHARED, descriptor.get(), 0)),
                               [bytes = map_bytes_](char* at) { munmap(at, bytes); });
-    EXPECT(map_.get() != MAP_FAILED);
+    CHECK(map_.get() != MAP_FAILED);
     if (ring == 0) channel_ = SharedChannel::Open(Fd(dup(descriptor.get())));
   }
 
   // StreamHandler.
   Status OnFrame(const FrameHeader& header, std::string_view meta) override {
-    EXPECT(!detached_);
+    CHECK(!detached_);
     FrameLimits limits;
-    EXPECT(options_.limits_of(header.type, &limits) || LimitsOfConnection(header.type, &limits));
+    CHECK((options_.limits_of(header.type, &limits) || LimitsOfConnection(header.type, &limits)));
     if (header.type < kFirstCollectiveType) return Refusal();
     meta_ = meta;
     pieces_.clear();
@@ -133,7 +133,7 @@ class Duel final : StreamHandler {
   }
   Status OnPayload(const FrameHeader& header, uint64_t received,
                    std::vector<iovec>* target) override {
-    EXPECT(!detached_ && received < header.payload_bytes);
+    CHECK((!detached_ && received < header.payload_bytes));
     if (input_.Below(16) == 0) {
       honest_ = false;  // the rest is discarded
       return Status();
@@ -150,12 +150,12 @@ class Duel final : StreamHandler {
     return Status();
   }
   Status OnFrameEnd(const FrameHeader& header) override {
-    EXPECT(!detached_);
+    CHECK(!detached_);
     std::string payload;
     for (const std::vector<char>& piece : pieces_) payload.append(piece.begin(), piece.end());
     if (honest_) {
-      EXPECT(!expected_.empty());
-      EXPECT(expected_.front() == Text(header, meta_, payload));
+      CHECK(!expected_.empty());
+      CHECK(expected_.front() == Text(header, meta_, payload));
       expected_.pop_front();
     }
     pieces_.clear();
@@ -164,7 +164,7 @@ class Duel final : StreamHandler {
   }
   void OnSent(void* token, uint64_t payload_bytes) override {
     const auto found = lent_.find(token);
-    EXPECT(found != lent_.end() && found->second->size() == payload_bytes);
+    CHECK((found != lent_.end() && found->second->size() == payload_bytes));
     lent_.erase(found);
   }
   Status Refusal() {

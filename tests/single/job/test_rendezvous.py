@@ -20,6 +20,7 @@ from support.elastic.control_tasks import (
     planes,
     settings,
 )
+from support.patience import wait_until
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control import client, messages, server
@@ -308,6 +309,7 @@ def test_a_silent_connection_is_kept(monkeypatch):
     with ControlPlane(cluster, settings()):
         connection = client.ControlClient(cluster, None, cluster.address, "worker 0")
         connection._channel.subscribe(states.append, try_to_connect=True)
+        wait_until(lambda: grpc.ChannelConnectivity.READY in states, "the connection")
         time.sleep(4)
         connection.close()
     after = states[states.index(grpc.ChannelConnectivity.READY) + 1 :]

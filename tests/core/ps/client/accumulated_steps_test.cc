@@ -15,20 +15,20 @@ Worker Downpour(int rank, int workers, int n_push, int n_fetch) {
 
 // What another worker sees.
 Floats Seen(Worker* other, int parameter) {
-  EXPECT_OK(other->Pull({parameter}, false));
+  CHECK_OK(other->Pull({parameter}, false));
   return other->Value(parameter);
 }
 
-void TestGradients() {
+TEST_CASE("gradients") {
   const auto server = StartServer(AsyncJob(2));
   Worker worker = Downpour(0, 2, 2, 4), other(1, 2);
   worker.Connect(*server);
   other.Connect(*server);
   const int a = worker.Make<float>("a", {0, 0}), rows = worker.Make<float>("rows", {0, 0, 0});
-  EXPECT(other.Make<float>("a", {0, 0}) == a && other.Make<float>("rows", {0, 0, 0}) == rows);
-  EXPECT_OK(worker.BindSgd({a, rows}));
+  CHECK((other.Make<float>("a", {0, 0}) == a && other.Make<float>("rows", {0, 0, 0}) == rows));
+  REQUIRE_OK(worker.BindSgd({a, rows}));
   const auto step = [&](float gradient, std::vector<int64_t> indices, Floats values) {
-    EXPECT_OK(worker.Pull({a, rows}));
+    CHECK_OK(worker.Pull({a, rows}));
     worker.Stage(a, {gradient, -gradient});
     ps::Gradient some;
     some.parameter = rows;
@@ -36,149 +36,138 @@ void TestGradients() {
     some.values = Hold(std::move(values));
     some.width = 1;
     worker.client().parameters().Stage({1, 1}, {some});
-    EXPECT_OK(worker.PushStaged());
-    EXPECT_OK(worker.client().Flush(kPatience));
+    CHECK_OK(worker.PushStaged());
+    CHECK_OK(worker.client().Flush(kPatience));
   };
   step(1, {0, 2}, {1, 2});
-  EXPECT(!worker.allocated.empty() ||
-         worker.client().stats().pulls == 1);  // the first step fetches
-  EXPECT(Seen(&other, a) == Floats({0, 0}) && worker.client().stats().pushes == 0);
+  CHECK(
+      (!worker.allocated.empty() || worker.client().stats().pulls == 1));  // the first step fetches
+  CHECK((Seen(&other, a) == Floats({0, 0}) && worker.client().stats().pushes == 0));
   step(2, {2, 1}, {10, 20});
-  EXPECT(Seen(&other, a) == Floats({-3, 3}) && Seen(&other, rows) == Floats({-1, -20, -12}));
-  EXPECT(worker.client().stats().pushes == 1);
+  CHECK((Seen(&other, a) == Floats({-3, 3}) && Seen(&other, rows) == Floats({-1, -20, -12})));
+  CHECK(worker.client().stats().pushes == 1);
   step(4, {}, {});
-  EXPECT(worker.Value(a) == Floats({0, 0}));  // not fetched since
-  EXPECT(Seen(&other, a) == Floats({-3, 3}));
+  CHECK(worker.Value(a) == Floats({0, 0}));  // not fetched since
+  CHECK(Seen(&other, a) == Floats({-3, 3}));
   step(8, {0}, {1});
-  EXPECT(Seen(&other, a) == Floats({-15, 15}) && Seen(&other, rows) == Floats({-2, -20, -12}));
-  EXPECT(worker.client().stats().pulls == 1);
+  CHECK((Seen(&other, a) == Floats({-15, 15}) && Seen(&other, rows) == Floats({-2, -20, -12})));
+  CHECK(worker.client().stats().pulls == 1);
   step(16, {}, {});
-  EXPECT(worker.client().stats().pulls == 2 && worker.Value(a) == Floats({-15, 15}));
+  CHECK((worker.client().stats().pulls == 2 && worker.Value(a) == Floats({-15, 15})));
   // What is left is pushed before a read, and before the worker leaves.
-  EXPECT(Seen(&worker, a) == Floats({-31, 31}));
-  EXPECT(worker.client().stats().pushes == 3);
+  CHECK(Seen(&worker, a) == Floats({-31, 31}));
+  CHECK(worker.client().stats().pushes == 3);
   step(1, {}, {});
-  EXPECT_OK(worker.client().Leave(kPatience));
-  EXPECT(Seen(&other, a) == Floats({-32, 32}));
+  CHECK_OK(worker.client().Leave(kPatience));
+  CHECK(Seen(&other, a) == Floats({-32, 32}));
 }
 
 // The worker's own optimizer changes its values: their change since the last push is sent.
-void TestDeltas() {
+TEST_CASE("deltas") {
   const auto server = StartServer(AsyncJob(2));
   Worker worker = Downpour(0, 2, 2, 2), other(1, 2);
   worker.Connect(*server);
   other.Connect(*server);
   const int a = worker.Make<float>("a", {0});
-  EXPECT(other.Make<float>("a", {0}) == a);
-  EXPECT_OK(worker.Pull({a}));
-  EXPECT_OK(worker.Push<float>({{a, {1}}}));
-  EXPECT_OK(other.Pull({a}));
-  EXPECT_OK(other.Push<float>({{a, {100}}}));
-  EXPECT_OK(worker.Pull({a}));  // does nothing
-  EXPECT_OK(worker.Push<float>({{a, {3}}}));
-  EXPECT_OK(other.client().Flush(kPatience));
-  EXPECT_OK(worker.client().Flush(kPatience));
-  EXPECT(Seen(&other, a) == Floats{103});
-  EXPECT_OK(worker.Pull({a}));
-  EXPECT(worker.Value(a) == Floats{103});
-  EXPECT_OK(worker.Push<float>({{a, {104}}}));
-  EXPECT_OK(worker.client().parameters().PushAccumulated());
-  EXPECT_OK(worker.client().parameters().PushAccumulated());  // nothing is left
-  EXPECT_OK(worker.client().Flush(kPatience));
-  EXPECT(Seen(&other, a) == Floats{104} && worker.client().stats().pushes == 2);
+  CHECK((other.Make<float>("a", {0}) == a));
+  CHECK_OK(worker.Pull({a}));
+  CHECK_OK(worker.Push<float>({{a, {1}}}));
+  CHECK_OK(other.Pull({a}));
+  CHECK_OK(other.Push<float>({{a, {100}}}));
+  CHECK_OK(worker.Pull({a}));  // does nothing
+  CHECK_OK(worker.Push<float>({{a, {3}}}));
+  CHECK_OK(other.client().Flush(kPatience));
+  CHECK_OK(worker.client().Flush(kPatience));
+  CHECK(Seen(&other, a) == Floats{103});
+  CHECK_OK(worker.Pull({a}));
+  CHECK(worker.Value(a) == Floats{103});
+  CHECK_OK(worker.Push<float>({{a, {104}}}));
+  CHECK_OK(worker.client().parameters().PushAccumulated());
+  CHECK_OK(worker.client().parameters().PushAccumulated());  // nothing is left
+  CHECK_OK(worker.client().Flush(kPatience));
+  CHECK((Seen(&other, a) == Floats{104} && worker.client().stats().pushes == 2));
 }
 
 // A push within a step, whose gradients stay until the step ends.
-void TestStepOfTwoParts() {
+TEST_CASE("step of two parts") {
   const auto server = StartServer(AsyncJob(1));
   Worker worker = Downpour(0, 1, 2, 2);
   worker.Connect(*server);
   const int a = worker.Make<float>("a", {0});
-  EXPECT_OK(worker.BindSgd({a}));
+  REQUIRE_OK(worker.BindSgd({a}));
   for (int step = 0; step < 2; ++step) {
-    EXPECT_OK(worker.Pull({a}));
+    CHECK_OK(worker.Pull({a}));
     worker.Stage(a, {1});
-    EXPECT_OK(Call(
+    CHECK_OK(Call(
         [&](ps::Done done) { worker.client().parameters().Push({}, done, /*ends_step=*/false); }));
-    EXPECT_OK(worker.Pull({a}));
+    CHECK_OK(worker.Pull({a}));
     worker.Stage(a, {10});
-    EXPECT_OK(worker.PushStaged());
+    CHECK_OK(worker.PushStaged());
   }
   // The gradients of a step that failed before its push are forgotten.
-  EXPECT_OK(worker.Pull({a}));
-  EXPECT(worker.Value(a) == Floats{-22});
+  CHECK_OK(worker.Pull({a}));
+  CHECK(worker.Value(a) == Floats{-22});
   worker.Stage(a, {1000});
-  EXPECT_OK(worker.Pull({a}));
+  CHECK_OK(worker.Pull({a}));
   worker.Stage(a, {1});
-  EXPECT_OK(worker.PushStaged());
-  EXPECT(Seen(&worker, a) == Floats{-23});
+  CHECK_OK(worker.PushStaged());
+  CHECK(Seen(&worker, a) == Floats{-23});
 }
 
-void TestCommits() {
+TEST_CASE("commits") {
   const auto server = StartServer(AsyncJob(1));
   Worker worker = Downpour(0, 1, 3, 3);
   worker.Connect(*server);
   const int a = worker.Make<float>("a", {0});
-  EXPECT_OK(worker.BindSgd({a}));
+  REQUIRE_OK(worker.BindSgd({a}));
   server->tasks().Open(1, "a", 0);
   server->tasks().Open(2, "b", 0);
   const auto train = [&](std::vector<TaskCommit> batch) {
     worker.client().commits().tasks().Add(7, std::move(batch));
     worker.client().commits().tasks().BeginSteps(7, 1);
-    EXPECT_OK(worker.Pull({a}));
+    CHECK_OK(worker.Pull({a}));
     worker.Stage(a, {1});
-    EXPECT_OK(worker.PushStaged());
-    EXPECT_OK(worker.client().Flush(kPatience));
+    CHECK_OK(worker.PushStaged());
+    CHECK_OK(worker.client().Flush(kPatience));
   };
   // One push commits the records of its three steps.
   train({{1, 0, 4}});
   train({{1, 4, 6}, {2, 0, 2}});
-  EXPECT(server->tasks().Advance(1, 0) == 0);
+  CHECK(server->tasks().Advance(1, 0) == 0);
   train({{2, 2, 6}});
-  EXPECT(server->tasks().Advance(1, 0) == 6 && server->tasks().Advance(2, 0) == 6);
-  EXPECT(Seen(&worker, a) == Floats{-3});
+  CHECK((server->tasks().Advance(1, 0) == 6 && server->tasks().Advance(2, 0) == 6));
+  CHECK(Seen(&worker, a) == Floats{-3});
   // Another worker has got task 1: nothing of the push is applied.
-  EXPECT(server->tasks().Close(1, false) == 6);
+  CHECK(server->tasks().Close(1, false) == 6);
   train({{2, 6, 8}});
   train({{1, 6, 8}});
   train({{2, 8, 10}});
-  EXPECT(server->tasks().Advance(2, 0) == 6 && worker.client().stats().refused_pushes == 1);
-  EXPECT(Seen(&worker, a) == Floats{-3});
+  CHECK((server->tasks().Advance(2, 0) == 6 && worker.client().stats().refused_pushes == 1));
+  CHECK(Seen(&worker, a) == Floats{-3});
   std::vector<uint64_t> leases;
-  EXPECT(worker.client().commits().tasks().TakeRefused(&leases) == 1);
-  EXPECT(leases == std::vector<uint64_t>({2, 1}) || leases == std::vector<uint64_t>({1, 2}));
+  CHECK(worker.client().commits().tasks().TakeRefused(&leases) == 1);
+  CHECK((leases == std::vector<uint64_t>({2, 1}) || leases == std::vector<uint64_t>({1, 2})));
   // The step after a refusal fetches.
   const uint64_t pulls = worker.client().stats().pulls;
   train({});
-  EXPECT(worker.client().stats().pulls == pulls + 1);
-  EXPECT(Seen(&worker, a) == Floats{-4});
+  CHECK(worker.client().stats().pulls == pulls + 1);
+  CHECK(Seen(&worker, a) == Floats{-4});
   // Known to be lost: no step of the push is sent, and task 3 is given back as well.
   server->tasks().Open(3, "c", 0);
   train({{3, 0, 2}});
   train({{2, 10, 12}});
-  EXPECT_OK(worker.client().parameters().PushAccumulated());
-  EXPECT(server->tasks().Advance(3, 0) == 0 && Seen(&worker, a) == Floats{-4});
+  CHECK_OK(worker.client().parameters().PushAccumulated());
+  CHECK((server->tasks().Advance(3, 0) == 0 && Seen(&worker, a) == Floats{-4}));
   worker.client().commits().tasks().TakeRefused(&leases);
-  EXPECT(leases == std::vector<uint64_t>{3});
+  CHECK(leases == std::vector<uint64_t>{3});
 }
 
-void TestOptions() {
+TEST_CASE("options") {
   ps::ClientOptions options;
   options.n_push = 0;
   std::unique_ptr<ps::Client> none;
-  EXPECT_CONTAINS(ps::Client::Create(options, &none).message(), "n_push and n_fetch");
+  CHECK_CONTAINS(ps::Client::Create(options, &none).message(), "n_push and n_fetch");
 }
-
-void Main() {
-  TestOptions();
-  TestGradients();
-  TestDeltas();
-  TestStepOfTwoParts();
-  TestCommits();
-  std::puts("ps accumulated steps: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_client_accumulated_steps_test

@@ -22,8 +22,8 @@ inline ps::TableConfig Random(uint32_t width) {
 
 // A worker and its servers. Their tables differ from the initial rows by steps of SGD.
 struct LookupJob {
-  explicit LookupJob(int count, bool expose = true, double timeout_seconds = kPatience)
-      : worker(0, 1, count, timeout_seconds, 0, expose) {
+  explicit LookupJob(int count, bool lend = true, double timeout_seconds = kPatience)
+      : worker(0, 1, count, timeout_seconds, 0, lend) {
     for (int i = 0; i < count; ++i) {
       servers.push_back(StartServer(AsyncJob(1)));
       worker.Connect(*servers.back(), i);
@@ -31,7 +31,7 @@ struct LookupJob {
   }
   int Make(uint32_t width) {
     const int table = client().tables().Add(StrCat("table ", tables++), Random(width));
-    EXPECT_OK(Call([&](ps::Done done) { client().tables().Create(table, done); }));
+    REQUIRE_OK(Call([&](ps::Done done) { client().tables().Create(table, done); }));
     return table;
   }
   ps::Client& client() { return worker.client(); }
@@ -40,7 +40,7 @@ struct LookupJob {
   Floats Lookup(int table, const Ids& ids, size_t width, bool training = true,
                 DType wire = DType::kFloat32) {
     const ps::Memory rows = Hold(Floats(ids.size() * width, -7));
-    EXPECT_OK(Call([&](ps::Done done) {
+    REQUIRE_OK(Call([&](ps::Done done) {
       client().tables().Lookup({{table, ids, rows, wire}}, training, done);
     }));
     return Values(rows, ids.size() * width);
@@ -52,8 +52,8 @@ struct LookupJob {
   // A step that adds 1 to all elements of these rows.
   void Step(int table, const Ids& ids, size_t width) {
     client().parameters().StageRows({1, 1}, {table, ids, Hold(Floats(ids.size() * width, -1))});
-    EXPECT_OK(worker.PushStaged());
-    EXPECT_OK(client().Flush(kPatience));
+    REQUIRE_OK(worker.PushStaged());
+    REQUIRE_OK(client().Flush(kPatience));
   }
 
   std::vector<std::unique_ptr<ps::Server>> servers;

@@ -24,21 +24,21 @@ struct Route {
     split = worker.Add("split", {5 * scale, 3 * scale});
     count = worker.Add("count", {1}, DType::kInt64);
     weights = worker.Add("weights", {6 * scale});
-    EXPECT_OK(worker.Create(split, Filled(8 * scale, 0.0f)));
-    EXPECT_OK(worker.Create(count, std::vector<int64_t>{0}));
-    EXPECT_OK(worker.Create(weights, Filled(6 * scale, 0.0f)));
-    EXPECT_OK(worker.BindSgd({weights}));
-    EXPECT_OK(worker.Pull({split, count, weights}));
+    REQUIRE_OK(worker.Create(split, Filled(8 * scale, 0.0f)));
+    REQUIRE_OK(worker.Create(count, std::vector<int64_t>{0}));
+    REQUIRE_OK(worker.Create(weights, Filled(6 * scale, 0.0f)));
+    REQUIRE_OK(worker.BindSgd({weights}));
+    CHECK_OK(worker.Pull({split, count, weights}));
   }
 
   Status TryToConnect() { return worker.Connect(0, proxy.port(), server->incarnation()); }
-  void Connect() { EXPECT_OK(TryToConnect()); }
+  void Connect() { CHECK_OK(TryToConnect()); }
 
   // Starts a push that adds 1 to all parameters, and the next pull.
   Ending StartStep() {
     ++steps;
     worker.Stage(weights, Filled(6 * scale, -1.0f));
-    EXPECT_OK(Call([&](ps::Done done) {
+    CHECK_OK(Call([&](ps::Done done) {
       const auto value = static_cast<float>(steps);
       worker.client().parameters().Push(
           {{split, Hold(Filled(8 * scale, value))}, {count, Hold<int64_t>({steps})}},
@@ -47,15 +47,15 @@ struct Route {
     return worker.StartPull({split, count, weights});
   }
   void ExpectStep(Ending& pull) {
-    EXPECT_OK(Wait(pull));
+    CHECK_OK(Wait(pull));
     const auto value = static_cast<float>(steps);
-    EXPECT(worker.Value(split) == Filled(8 * scale, value));
-    EXPECT(worker.Value<int64_t>(count)[0] == steps);
-    EXPECT(worker.Value(weights) == Filled(6 * scale, value));
+    CHECK(worker.Value(split) == Filled(8 * scale, value));
+    CHECK(worker.Value<int64_t>(count)[0] == steps);
+    CHECK(worker.Value(weights) == Filled(6 * scale, value));
   }
 
   // Waits until all frames have passed that have no answer to wait for: SHARED, RELEASE.
-  void Settle() { EXPECT_OK(worker.Pull({count}, false)); }
+  void Settle() { CHECK_OK(worker.Pull({count}, false)); }
   // The bytes that `run` and a Settle take.
   std::array<uint64_t, 2> BytesOf(const std::function<void()>& run) {
     Settle();
@@ -85,12 +85,12 @@ void TestCutAtEveryByteOfAStep(bool in_place, size_t scale, int first) {
   int cuts = 0;
   for (const Proxy::Direction direction : kDirections) {
     const uint64_t bytes = of_step[direction] - of_settling[direction];
-    EXPECT(bytes > 100 && bytes < 1000);
+    CHECK((bytes > 100 && bytes < 1000));
     for (uint64_t at = first % share; at < bytes; at += share) {
       route.Settle();
       route.proxy.Arm(direction, at, Proxy::Fault::kCut);
       Ending pull = route.StartStep();
-      EXPECT(route.worker.client().WaitForLost(kPatience) == 0);
+      CHECK(route.worker.client().WaitForLost(kPatience) == 0);
       ++cuts;
       route.Connect();
       route.ExpectStep(pull);
@@ -100,29 +100,29 @@ void TestCutAtEveryByteOfAStep(bool in_place, size_t scale, int first) {
       route.ExpectStep(next);
     }
   }
-  EXPECT(route.worker.client().WaitForLost(0) == -1);
+  CHECK(route.worker.client().WaitForLost(0) == -1);
   const ps::ClientStats stats = route.worker.client().stats();
-  EXPECT(stats.reconnections == static_cast<uint64_t>(cuts));
-  EXPECT(stats.pushes == static_cast<uint64_t>(route.steps));
-  EXPECT(route.server->stats().pushes == static_cast<uint64_t>(route.steps));
-  EXPECT(route.other->stats().pushes == static_cast<uint64_t>(route.steps));
-  EXPECT(route.server->stats().repeated_pushes > 0);
+  CHECK(stats.reconnections == static_cast<uint64_t>(cuts));
+  CHECK(stats.pushes == static_cast<uint64_t>(route.steps));
+  CHECK(route.server->stats().pushes == static_cast<uint64_t>(route.steps));
+  CHECK(route.other->stats().pushes == static_cast<uint64_t>(route.steps));
+  CHECK(route.server->stats().repeated_pushes > 0);
 }
 
 // An edit whose connection breaks is sent again, and carried out once: a later edit by another
 // worker is not overwritten.
-void TestCutOfAnEdit() {
+TEST_CASE("cut of an edit") {
   const auto server = StartServer(AsyncJob(2));
   Proxy proxy(server->port());
   Worker unlucky(0, 2), other(1, 2);
-  const auto connect = [&] { EXPECT_OK(unlucky.Connect(0, proxy.port(), server->incarnation())); };
+  const auto connect = [&] { REQUIRE_OK(unlucky.Connect(0, proxy.port(), server->incarnation())); };
   connect();
   other.Connect(*server);
   ps::TableConfig config;
   int table = -1;
   for (Worker* worker : {&unlucky, &other}) {
     table = worker->client().tables().Add("t", config);
-    EXPECT_OK(Call([&](ps::Done done) { worker->client().tables().Create(table, done); }));
+    REQUIRE_OK(Call([&](ps::Done done) { worker->client().tables().Create(table, done); }));
   }
   const auto edit = [&](Worker& worker, float value) {
     return Start([&](ps::Done done) {
@@ -138,61 +138,61 @@ void TestCutOfAnEdit() {
   const auto value = [&] {
     float row = 0;
     uint8_t found = 0;
-    EXPECT_OK(Call([&](ps::Done done) {
+    CHECK_OK(Call([&](ps::Done done) {
       other.client().tables().Find(table, {3}, {&found, &row, nullptr}, std::move(done));
     }));
     return row;
   };
   proxy.Arm(Proxy::kToServer, 0, Proxy::Fault::kNone);
   Ending whole = edit(unlucky, 1);
-  EXPECT_OK(Wait(whole));
+  CHECK_OK(Wait(whole));
   uint64_t edits = 1;
   float expected = 0;
   for (const Proxy::Direction direction : kDirections) {
     const uint64_t bytes = proxy.passed(direction);
-    EXPECT(bytes > 30 && bytes < 200);
+    CHECK((bytes > 30 && bytes < 200));
     for (uint64_t at = direction; at < bytes; at += share) {
       proxy.Arm(direction, at, Proxy::Fault::kCut);
       Ending cut = edit(unlucky, 100 + ++expected);
-      EXPECT(unlucky.client().WaitForLost(kPatience) == 0);
+      CHECK(unlucky.client().WaitForLost(kPatience) == 0);
       ++edits;
       const bool is_done = server->stats().edits == edits;
-      EXPECT(is_done == (direction == Proxy::kToClient));
+      CHECK(is_done == (direction == Proxy::kToClient));
       if (is_done) {
         Ending next = edit(other, -expected);
-        EXPECT_OK(Wait(next));
+        CHECK_OK(Wait(next));
         ++edits;
       }
       connect();
-      EXPECT_OK(Wait(cut));
-      EXPECT(value() == (is_done ? -expected : 100 + expected));
-      EXPECT(server->stats().edits == edits);
+      CHECK_OK(Wait(cut));
+      CHECK(value() == (is_done ? -expected : 100 + expected));
+      CHECK(server->stats().edits == edits);
       proxy.Arm(direction, 0, Proxy::Fault::kNone);
       Ending again = edit(unlucky, 1);
-      EXPECT_OK(Wait(again));
+      CHECK_OK(Wait(again));
       ++edits;
     }
   }
 }
 
-void TestCutWhileConnectingAgain() {
+TEST_CASE("cut while connecting again") {
   Route route(AsyncJob(2));
   const auto of_settling = route.BytesOf([] {});
-  auto bytes = route.BytesOf([&] { EXPECT_OK(route.TryToConnect()); });
+  auto bytes = route.BytesOf([&] { CHECK_OK(route.TryToConnect()); });
   for (const Proxy::Direction direction : kDirections) {
     // The SHARED of both sides comes later.
     bytes[direction] -=
         of_settling[direction] + EncodeFrame(FrameType::kShared, Encode(Sharing{})).size();
-    EXPECT(bytes[direction] > 100 && bytes[direction] < 1000);
+    CHECK((bytes[direction] > 100 && bytes[direction] < 1000));
     for (uint64_t at = 0; at < bytes[direction]; at += 3 * share) {
       route.proxy.Arm(Proxy::kToClient, 10, Proxy::Fault::kCut);
       Ending pull = route.StartStep();
-      EXPECT(route.worker.client().WaitForLost(kPatience) == 0);
+      CHECK(route.worker.client().WaitForLost(kPatience) == 0);
       route.proxy.Arm(direction, at, Proxy::Fault::kCut);
       const Status status = route.TryToConnect();
-      EXPECT_STATUS(status, StatusCode::kUnavailable);
-      EXPECT_CONTAINS(status.message(), "cannot connect to ps 0 (127.0.0.1:");
-      EXPECT(route.worker.client().WaitForLost(0) == -1);  // it was not connected
+      CHECK_STATUS(status, StatusCode::kUnavailable);
+      CHECK_CONTAINS(status.message(), "cannot connect to ps 0 (127.0.0.1:");
+      CHECK(route.worker.client().WaitForLost(0) == -1);  // it was not connected
       route.Connect();
       route.ExpectStep(pull);
       route.Settle();
@@ -201,18 +201,18 @@ void TestCutWhileConnectingAgain() {
 }
 
 // Synchronous steps of two workers, one of which loses its connection repeatedly.
-void TestCutOfASynchronousWorker() {
+TEST_CASE("cut of a synchronous worker") {
   const auto server = StartServer(SyncJob(2));
   Proxy proxy(server->port());
   Worker unlucky(0, 2), other(1, 2);
-  const auto connect = [&] { EXPECT_OK(unlucky.Connect(0, proxy.port(), server->incarnation())); };
+  const auto connect = [&] { REQUIRE_OK(unlucky.Connect(0, proxy.port(), server->incarnation())); };
   connect();
   other.Connect(*server);
   const int a = unlucky.Make<float>("a", {0, 0, 0});
-  EXPECT(other.Make<float>("a", {0, 0, 0}) == a);
-  EXPECT_OK(unlucky.BindSgd({a}));
-  EXPECT_OK(unlucky.Pull({a}));
-  EXPECT_OK(other.Pull({a}));
+  CHECK((other.Make<float>("a", {0, 0, 0}) == a));
+  REQUIRE_OK(unlucky.BindSgd({a}));
+  CHECK_OK(unlucky.Pull({a}));
+  CHECK_OK(other.Pull({a}));
   constexpr uint64_t kBytes = 90;  // of a step there are more, either way
   float expected = 0;
   for (const Proxy::Direction direction : kDirections) {
@@ -220,102 +220,93 @@ void TestCutOfASynchronousWorker() {
       proxy.Arm(direction, at, Proxy::Fault::kCut);
       expected -= 3;
       unlucky.Stage(a, Filled(3, 1.0f));
-      EXPECT_OK(unlucky.PushStaged());
+      CHECK_OK(unlucky.PushStaged());
       Ending held_back = unlucky.StartPull({a});
       if (direction == Proxy::kToServer) {
-        EXPECT(unlucky.client().WaitForLost(kPatience) == 0);
+        CHECK(unlucky.client().WaitForLost(kPatience) == 0);
         if (at / share % 2 == 0) connect();
       }
       other.Stage(a, Filled(3, 2.0f));
-      EXPECT_OK(other.PushStaged());
+      CHECK_OK(other.PushStaged());
       Ending of_other = other.StartPull({a});
-      if (direction == Proxy::kToClient) EXPECT(unlucky.client().WaitForLost(kPatience) == 0);
+      if (direction == Proxy::kToClient) CHECK(unlucky.client().WaitForLost(kPatience) == 0);
       if (direction == Proxy::kToClient || at / share % 2 != 0) connect();
-      EXPECT_OK(Wait(held_back));
-      EXPECT_OK(Wait(of_other));
-      EXPECT(unlucky.Value(a) == Filled(3, expected) && other.Value(a) == Filled(3, expected));
+      CHECK_OK(Wait(held_back));
+      CHECK_OK(Wait(of_other));
+      CHECK((unlucky.Value(a) == Filled(3, expected) && other.Value(a) == Filled(3, expected)));
     }
   }
-  EXPECT(server->stats().dropped_pushes == 0);
+  CHECK(server->stats().dropped_pushes == 0);
 }
 
 // A malformed answer is a broken connection.
-void TestMalformedAnswers() {
+TEST_CASE("malformed answers") {
   Route route(AsyncJob(2));
   // Of the header of the answer to a push: magic, type, payload size, number.
   for (const uint64_t at : {0, 3, 4, 16, 20, 24, 31}) {
     route.proxy.Arm(Proxy::kToClient, at, Proxy::Fault::kFlip);
     Ending pull = route.StartStep();
-    EXPECT(route.worker.client().WaitForLost(kPatience) == 0);
+    CHECK(route.worker.client().WaitForLost(kPatience) == 0);
     route.Connect();
     route.ExpectStep(pull);
     route.Settle();
   }
-  EXPECT(route.server->stats().repeated_pushes == 7);
+  CHECK(route.server->stats().repeated_pushes == 7);
 }
 
-void TestGivingUp() {
+TEST_CASE("giving up") {
   Route route(AsyncJob(2));
   route.proxy.Arm(Proxy::kToServer, 0, Proxy::Fault::kCut);
   Ending pull = route.StartStep();
-  EXPECT(route.worker.client().WaitForLost(kPatience) == 0);
-  EXPECT(StillRuns(pull, 0.05));
+  CHECK(route.worker.client().WaitForLost(kPatience) == 0);
+  CHECK(StillRuns(pull, 0.05));
   const Status why(StatusCode::kUnavailable, "ps 0 does not come back");
   route.worker.client().GiveUp(0, why);
   const Status status = Wait(pull);
-  EXPECT_STATUS(status, StatusCode::kUnavailable);
-  EXPECT(status.message() == "ps 0 does not come back");
-  EXPECT_STATUS(route.TryToConnect(), StatusCode::kUnavailable);
-  EXPECT_STATUS(route.worker.Pull({route.count}, false), StatusCode::kUnavailable);
-  EXPECT(route.worker.client().WaitForLost(0) == -1);
+  CHECK_STATUS(status, StatusCode::kUnavailable);
+  CHECK(status.message() == "ps 0 does not come back");
+  CHECK_STATUS(route.TryToConnect(), StatusCode::kUnavailable);
+  CHECK_STATUS(route.worker.Pull({route.count}, false), StatusCode::kUnavailable);
+  CHECK(route.worker.client().WaitForLost(0) == -1);
 }
 
 // A connected server that does not answer, or stops in an answer.
-void TestSilence() {
+TEST_CASE("silence") {
   const auto server = StartServer(AsyncJob(2));
   Proxy proxy(server->port());
   Worker worker(0, 2, 1, 0.3, 0, false);  // all values pass the proxy
-  const auto connect = [&] { EXPECT_OK(worker.Connect(0, proxy.port(), server->incarnation())); };
+  const auto connect = [&] { REQUIRE_OK(worker.Connect(0, proxy.port(), server->incarnation())); };
   connect();
   const int a = worker.Make("a", Filled(100000, 1.0f));
-  EXPECT_OK(worker.Pull({a}));
+  CHECK_OK(worker.Pull({a}));
   // In the answer to a push; in a value, after which a later answer could not be parsed.
   for (const uint64_t at : {0, 100000}) {
     worker.in_place = at > 0;
     proxy.Arm(Proxy::kToClient, at, Proxy::Fault::kStall);
-    EXPECT_OK(worker.Push<float>({{a, Filled(100000, 2.0f + static_cast<float>(at))}}));
+    CHECK_OK(worker.Push<float>({{a, Filled(100000, 2.0f + static_cast<float>(at))}}));
     const Status status = worker.Pull({a});
-    EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
-    EXPECT_CONTAINS(status.message(), at == 0 ? "ps 0: no answer to a push within 0.3 s"
-                                              : "ps 0: no answer to a pull of 1 parameters");
+    CHECK_STATUS(status, StatusCode::kDeadlineExceeded);
+    CHECK_CONTAINS(status.message(), at == 0 ? "ps 0: no answer to a push within 0.3 s"
+                                             : "ps 0: no answer to a pull of 1 parameters");
     // A new connection tells the server that this worker has abandoned its step.
-    EXPECT(worker.client().WaitForLost(kPatience) == 0);
+    CHECK(worker.client().WaitForLost(kPatience) == 0);
     connect();
-    EXPECT_OK(worker.Pull({a}));
-    EXPECT(worker.Value(a) == Filled(100000, 2.0f + static_cast<float>(at)));
+    CHECK_OK(worker.Pull({a}));
+    CHECK(worker.Value(a) == Filled(100000, 2.0f + static_cast<float>(at)));
   }
   proxy.Arm(Proxy::kToServer, 0, Proxy::Fault::kStall);
-  EXPECT_OK(worker.Push<float>({{a, Filled(100000, 0.0f)}}));
+  CHECK_OK(worker.Push<float>({{a, Filled(100000, 0.0f)}}));
   const Status status = worker.client().Flush(0.1);
-  EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
-  EXPECT_CONTAINS(status.message(), "no answer to a push within 0.1 s from ps 0");
+  CHECK_STATUS(status, StatusCode::kDeadlineExceeded);
+  CHECK_CONTAINS(status.message(), "no answer to a push within 0.1 s from ps 0");
 }
 
-void Main() {
+TEST_CASE("cut at every byte of a step") {
   for (const size_t scale : {1, 4000}) {
     TestCutAtEveryByteOfAStep(false, scale, scale == 1 ? 0 : 2);
     TestCutAtEveryByteOfAStep(true, scale, scale == 1 ? 4 : 6);
   }
-  TestCutOfAnEdit();
-  TestCutWhileConnectingAgain();
-  TestCutOfASynchronousWorker();
-  TestMalformedAnswers();
-  TestGivingUp();
-  TestSilence();
-  std::puts("ps_reconnect: ok");
 }
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_client_reconnect_test

@@ -13,59 +13,51 @@ std::vector<Event> RequestsSince(uint64_t before, const std::string& operation) 
   return found;
 }
 
-void TestAnswered() {
+TEST_CASE("answered") {
   const auto server = StartServer(AsyncJob(1));
   Worker worker(0);
   worker.Connect(*server);
   const uint64_t before = ProcessEvents().last();
   const int a = worker.Make<float>("a", {1, 2}), b = worker.Make<float>("b", {3});
-  EXPECT_OK(worker.BindSgd({a, b}));
-  EXPECT_OK(worker.Pull({a, b}));
+  REQUIRE_OK(worker.BindSgd({a, b}));
+  CHECK_OK(worker.Pull({a, b}));
   worker.Stage(b, {5});
-  EXPECT_OK(worker.PushStaged());
-  EXPECT_OK(worker.client().Flush(kPatience));
-  EXPECT(RequestsSince(before, "create").size() >= 2);
+  CHECK_OK(worker.PushStaged());
+  CHECK_OK(worker.client().Flush(kPatience));
+  CHECK(RequestsSince(before, "create").size() >= 2);
   const std::vector<Event> pulls = RequestsSince(before, "pull");
   const std::vector<Event> pushes = RequestsSince(before, "push");
-  EXPECT(pulls.size() == 1 && pushes.size() == 1);
-  EXPECT(std::string(pulls[0].name) == "a pull of 2 parameters");
-  EXPECT(std::string(pulls[0].detail) == "a and 1 more");
-  EXPECT(std::string(pushes[0].detail) == "b" && pushes[0].bytes == 4);
+  CHECK((pulls.size() == 1 && pushes.size() == 1));
+  CHECK(std::string(pulls[0].name) == "a pull of 2 parameters");
+  CHECK(std::string(pulls[0].detail) == "a and 1 more");
+  CHECK((std::string(pushes[0].detail) == "b" && pushes[0].bytes == 4));
   for (const Event& event : {pulls[0], pushes[0]}) {
-    EXPECT(event.state == EventState::kDone && event.peer == 0);
-    EXPECT(event.started >= event.submitted && event.ended >= event.started);
+    CHECK((event.state == EventState::kDone && event.peer == 0));
+    CHECK((event.started >= event.submitted && event.ended >= event.started));
   }
 }
 
 // A server that does not answer, and one that will not come back.
-void TestUnanswered() {
+TEST_CASE("unanswered") {
   const auto server = StartServer(SyncJob(2));
   Worker worker(0, 2);
   worker.Connect(*server);
   const int a = worker.Make<float>("a", {1});
-  EXPECT_OK(worker.Pull({a}));
-  EXPECT_OK(worker.Push<float>({{a, {2}}}));
+  CHECK_OK(worker.Pull({a}));
+  CHECK_OK(worker.Push<float>({{a, {2}}}));
   const uint64_t before = ProcessEvents().last();
   Ending held_back = worker.StartPull({a});  // until the other worker has pushed
-  EXPECT(StillRuns(held_back, 0.05));
+  CHECK(StillRuns(held_back, 0.05));
   std::vector<Event> pulls = RequestsSince(before, "pull");
-  EXPECT(pulls.size() == 1 && pulls[0].state == EventState::kStarted && pulls[0].ended == 0);
+  CHECK((pulls.size() == 1 && pulls[0].state == EventState::kStarted && pulls[0].ended == 0));
   TakeFailures();
   worker.client().GiveUp(0, Status(StatusCode::kUnavailable, "ps 0 is gone for good"));
-  EXPECT_STATUS(Wait(held_back), StatusCode::kUnavailable);
+  CHECK_STATUS(Wait(held_back), StatusCode::kUnavailable);
   pulls = RequestsSince(before, "pull");
-  EXPECT(pulls[0].state == EventState::kFailed);
-  EXPECT(std::string(pulls[0].error) == "ps 0 is gone for good");
-  EXPECT(TakeFailures() == static_cast<uint32_t>(Failure::kLost));
+  CHECK(pulls[0].state == EventState::kFailed);
+  CHECK(std::string(pulls[0].error) == "ps 0 is gone for good");
+  CHECK(TakeFailures() == static_cast<uint32_t>(Failure::kLost));
 }
-
-void Main() {
-  TestAnswered();
-  TestUnanswered();
-  std::puts("recorded_requests: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::recorded_requests_test

@@ -58,29 +58,29 @@ void TestWithoutDelayItIsAdagrad() {
     const std::vector<T> pulled = revised.sum;
     revised.Step(gradient, 0.3, &pulled, 1e-7, i % 3 * 0.01);
     plain.Step(gradient, 0.3, nullptr, 1e-7, i % 3 * 0.01);
-    EXPECT(revised.value == plain.value && revised.accumulator == plain.accumulator);
+    CHECK((revised.value == plain.value && revised.accumulator == plain.accumulator));
   }
-  EXPECT(revised.deficit == std::vector<T>(3, 0));
+  CHECK(revised.deficit == std::vector<T>(3, 0));
 }
 
-void TestDelayedStep() {
+TEST_CASE("delayed step") {
   using Doubles = std::vector<double>;
   const auto near = [](double a, double b) { return std::abs(a - b) < 1e-12; };
   Elements<double> one({0}, 1);
   const Doubles start = one.sum;
   one.Step({2}, 1, &start);
-  EXPECT(near(one.value[0], -2 / std::sqrt(5)) && one.accumulator[0] == 5);
+  CHECK((near(one.value[0], -2 / std::sqrt(5)) && one.accumulator[0] == 5));
   // With the backward gradient 2: both steps get the rate of 5 + 1 + 2 * 2 = 10.
   one.Step({1}, 1, &start);
-  EXPECT(near(one.value[0], -3 / std::sqrt(10)) && one.accumulator[0] == 10);
+  CHECK((near(one.value[0], -3 / std::sqrt(10)) && one.accumulator[0] == 10));
   // Against the backward gradients z falls, to 10 + 1 - 2 * 3 = 5; the rate never rises.
   one.Step({-1}, 1, &start);
-  EXPECT(near(one.value[0], -2 / std::sqrt(10)) && one.accumulator[0] == 10);
-  EXPECT(one.deficit[0] == 5 && one.sum[0] == 2);
+  CHECK((near(one.value[0], -2 / std::sqrt(10)) && one.accumulator[0] == 10));
+  CHECK((one.deficit[0] == 5 && one.sum[0] == 2));
   const Doubles now = one.sum;
   one.Step({3}, 1, &now);  // z is 14
-  EXPECT(near(one.value[0], -2 / std::sqrt(10) - 3 / std::sqrt(14)) && one.accumulator[0] == 14);
-  EXPECT(one.deficit[0] == 0);
+  CHECK((near(one.value[0], -2 / std::sqrt(10) - 3 / std::sqrt(14)) && one.accumulator[0] == 14));
+  CHECK(one.deficit[0] == 0);
 }
 
 // The regret of f(x) = |x - 1| from x = 0 in 4,000 steps, whose gradients arrive `delay` steps
@@ -102,20 +102,20 @@ double Regret(int delay, bool revises) {
   return regret;
 }
 
-void TestRegretWithFixedDelays() {
-  EXPECT(Regret(0, true) == Regret(0, false));
+TEST_CASE("regret with fixed delays") {
+  CHECK(Regret(0, true) == Regret(0, false));
   const double without = Regret(0, false);
   // Adagrad's regret grows with the delay, that of adaptive revision with its root.
   for (const int delay : {4, 16, 64}) {
     const double adagrad = Regret(delay, false), revised = Regret(delay, true);
     std::printf("delay %d: regret %.0f of Adagrad, %.0f of adaptive revision\n", delay, adagrad,
                 revised);
-    EXPECT(revised < without * std::sqrt(1 + delay));
-    EXPECT(adagrad > without * (1 + delay) * 0.9);
+    CHECK(revised < without * std::sqrt(1 + delay));
+    CHECK(adagrad > without * (1 + delay) * 0.9);
   }
 }
 
-void TestOnServer() {
+TEST_CASE("on server") {
   ServerOptions options = Options(Mode::kAsync, 2);
   options.compensation = ps::Compensation::kAdaptiveRevision;
   auto server = StartServer(options);
@@ -130,8 +130,8 @@ void TestOnServer() {
   const auto [rows, rows_slot] = make("rows", Floats{0, 0, 0});
   const auto is = [&](uint32_t shard, std::vector<double> expected) {
     const Floats values = other.Value(shard);
-    EXPECT(values.size() == expected.size());
-    for (size_t i = 0; i < values.size(); ++i) EXPECT(std::abs(values[i] - expected[i]) < 1e-6);
+    CHECK(values.size() == expected.size());
+    for (size_t i = 0; i < values.size(); ++i) CHECK(std::abs(values[i] - expected[i]) < 1e-6);
   };
   late.Pull({w, rows});
   other.Pull({w, rows});
@@ -156,10 +156,10 @@ void TestOnServer() {
   again.Pull({w});
   again.Push(w, UpdateKind::kGradient, Floats{2});
   const double expected = -3 / std::sqrt(10) - 1 / std::sqrt(11) - 2 / std::sqrt(15);
-  EXPECT(std::abs(again.Value(w)[0] - expected) < 1e-6);
+  CHECK(std::abs(again.Value(w)[0] - expected) < 1e-6);
 }
 
-void TestRefusals() {
+TEST_CASE("refusals") {
   ServerOptions options = Options(Mode::kAsync, 1);
   options.compensation = ps::Compensation::kAdaptiveRevision;
   auto server = StartServer(options);
@@ -167,25 +167,18 @@ void TestRefusals() {
   const uint32_t w = worker.Create("w", Floats{0});
   const Status status =
       worker.Try(MessageType::kBind, Encode(ps::BindRequest{Sgd(), {{w, {}, 0}}})).status;
-  EXPECT_STATUS(status, StatusCode::kInvalidArgument);
-  EXPECT_CONTAINS(status.message(), "shard 'w': adaptive revision revises the steps of Adagrad");
+  CHECK_STATUS(status, StatusCode::kInvalidArgument);
+  CHECK_CONTAINS(status.message(), "shard 'w': adaptive revision revises the steps of Adagrad");
   options.hogwild = true;
   std::unique_ptr<Server> none;
   const Status refused = Server::Create(options, "", 0, true, &none);
-  EXPECT_CONTAINS(refused.message(), "adaptive revision does not go with hogwild");
+  CHECK_CONTAINS(refused.message(), "adaptive revision does not go with hogwild");
 }
 
-void Main() {
+TEST_CASE("without delay it is adagrad") {
   TestWithoutDelayItIsAdagrad<float>();
   TestWithoutDelayItIsAdagrad<double>();
-  TestDelayedStep();
-  TestRegretWithFixedDelays();
-  TestOnServer();
-  TestRefusals();
-  std::puts("ps adaptive revision: ok");
 }
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_optimizers_adaptive_revision_test

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <functional>
 #include <type_traits>
 #include <utility>
@@ -193,8 +192,8 @@ struct Variable {
       runs.slots[s] = {from.arrays[1 + s].data(), arrays[1 + s].data()};
     }
     ps::Optimize(config, at, weight_decay, kDType, gradient.size() - 1, runs);
-    EXPECT(gradient.back() == kGuard);
-    for (const auto& array : arrays) EXPECT(array.back() == kGuard);
+    CHECK(gradient.back() == kGuard);
+    for (const auto& array : arrays) CHECK(array.back() == kGuard);
   }
 
   std::vector<T> gradient;
@@ -219,15 +218,15 @@ void TestSteps(const OptimizerConfig& config, double weight_decay, size_t count)
     in_place.StepFrom(in_place, config, at, weight_decay);
     const auto untouched = source.arrays;
     target.StepFrom(source, config, at, weight_decay);
-    EXPECT(source.arrays == untouched);
-    EXPECT(in_place.arrays == target.arrays);
+    CHECK(source.arrays == untouched);
+    CHECK(in_place.arrays == target.arrays);
     std::swap(source.arrays, target.arrays);
     for (size_t i = 0; i < count; ++i) {
       ReferenceStep(config, at, weight_decay, in_place.gradient[i], &expected[i]);
       const Element found = in_place.At(i);
-      EXPECT(Near<T>(found.value, expected[i].value));
+      CHECK(Near<T>(found.value, expected[i].value));
       for (int s = 0; s < ps::kMaxSlots; ++s) {
-        EXPECT(Near<T>(found.slots[s], expected[i].slots[s]));
+        CHECK(Near<T>(found.slots[s], expected[i].slots[s]));
       }
     }
   }
@@ -254,30 +253,30 @@ void TestClosedForms() {
   for (const OptimizerConfig& config : AllConfigs()) {
     const double value = value_after(config, kStart);
     if (config.kind == OptimizerKind::kSgd && config.momentum == 0) {
-      EXPECT(Near<T>(value, kStart - kSteps * kRate * kGradient));
+      CHECK(Near<T>(value, kStart - kSteps * kRate * kGradient));
     } else if (config.kind == OptimizerKind::kSgd && !config.nesterov) {
       const double m = config.momentum;
       const double sum = kSteps - m * (1 - std::pow(m, kSteps)) / (1 - m);
-      EXPECT(Near<T>(value, kStart - kRate * kGradient / (1 - m) * sum));
+      CHECK(Near<T>(value, kStart - kRate * kGradient / (1 - m) * sum));
     } else if (config.kind == OptimizerKind::kAdagrad) {
-      EXPECT(Near<T>(value, kStart - kRate * roots));
+      CHECK(Near<T>(value, kStart - kRate * roots));
     } else if (config.kind == OptimizerKind::kAdam || config.kind == OptimizerKind::kAdamax ||
                config.kind == OptimizerKind::kLion) {
-      EXPECT(Near<T>(value, kStart - kRate * kSteps));  // each step is as long as the rate
+      CHECK(Near<T>(value, kStart - kRate * kSteps));  // each step is as long as the rate
     } else if (config.kind == OptimizerKind::kFtrl && config.beta == 0) {
-      EXPECT(Near<T>(value_after(config, 0), -kRate * roots));  // from 0 it is Adagrad
+      CHECK(Near<T>(value_after(config, 0), -kRate * roots));  // from 0 it is Adagrad
     }
   }
 }
 
-void TestZeroGradients() {
+TEST_CASE("zero gradients") {
   for (const OptimizerConfig& config : AllConfigs()) {
     for (const double weight_decay : {0.0, 0.5}) {
       Variable<float> variable(100), changed(100);
       std::fill_n(changed.gradient.begin(), 100, 0.0f);
       changed.StepFrom(variable, config, {0.125, 2}, weight_decay);
-      EXPECT((changed.arrays == variable.arrays) ==
-             ps::LeavesZeroGradientsAlone(config, weight_decay));
+      CHECK((changed.arrays == variable.arrays) ==
+            ps::LeavesZeroGradientsAlone(config, weight_decay));
     }
   }
 }
@@ -291,11 +290,11 @@ void TestDelayCompensation(size_t count) {
   ps::CompensateDelay(Variable<T>::kDType, count, 0.5, now.data(), then.data(), gradient.data());
   for (size_t i = 0; i < count; ++i) {
     const double g = i % 3 - 1.0;
-    EXPECT(gradient[i] == g + 0.5 * g * g * (double(i % 10) - double(i % 4)));
+    CHECK(gradient[i] == g + 0.5 * g * g * (double(i % 10) - double(i % 4)));
   }
 }
 
-void Main() {
+TEST_CASE("steps") {
   for (const size_t count : {0, 1, 7, 1000, 2500}) {
     for (const OptimizerConfig& config : AllConfigs()) {
       for (const double weight_decay : {0.0, 0.0625}) {
@@ -306,16 +305,18 @@ void Main() {
     TestDelayCompensation<float>(count);
     TestDelayCompensation<double>(count);
   }
-  TestClosedForms<float>();
-  TestClosedForms<double>();
-  TestZeroGradients();
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kInt32, DType::kInt64}) {
-    EXPECT(!ps::CanOptimize(dtype));
-  }
-  std::puts("optimizer: ok");
 }
 
-REGISTER_TEST(Main);
+TEST_CASE("closed forms") {
+  TestClosedForms<float>();
+  TestClosedForms<double>();
+}
+
+TEST_CASE("constants") {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kInt32, DType::kInt64}) {
+    CHECK(!ps::CanOptimize(dtype));
+  }
+}
 
 }  // namespace
 }  // namespace tfdist::testing::ps_optimizers_optimizer_test

@@ -14,25 +14,25 @@ using namespace tfdist::ps;
 using Random = std::mt19937_64;
 
 // The types of messages, and nothing else, have limits.
-void TestLimits() {
+TEST_CASE("limits") {
   for (int type = 0; type < 256; ++type) {
     FrameLimits limits;
     const bool request = type >= 32 && type <= 47, answer = type == 64 || type == 65;
-    EXPECT(LimitsOfMessages(static_cast<uint8_t>(type), &limits) == (request || answer));
+    CHECK(LimitsOfMessages(static_cast<uint8_t>(type), &limits) == (request || answer));
   }
   FrameHeader header = HeaderOf(MessageType::kPush, 7), decoded;
   header.meta_bytes = kMaxMetaBytes;
   header.payload_bytes = kMaxPayloadBytes;
-  EXPECT_OK(Decode(Encode(header).data(), LimitsOfMessages, &decoded));
-  EXPECT(decoded.key == 7 && decoded.payload_bytes == kMaxPayloadBytes);
+  CHECK_OK(Decode(Encode(header).data(), LimitsOfMessages, &decoded));
+  CHECK((decoded.key == 7 && decoded.payload_bytes == kMaxPayloadBytes));
   header.meta_bytes = kMaxMetaBytes + 1;
-  EXPECT_CONTAINS(Decode(Encode(header).data(), LimitsOfMessages, &decoded).message(),
-                  StrCat("the limits are ", kMaxMetaBytes, " and ", kMaxPayloadBytes));
+  CHECK_CONTAINS(Decode(Encode(header).data(), LimitsOfMessages, &decoded).message(),
+                 StrCat("the limits are ", kMaxMetaBytes, " and ", kMaxPayloadBytes));
   header.meta_bytes = 0;
   for (const uint64_t bytes : {kMaxPayloadBytes + 1, UINT64_MAX}) {
     header.payload_bytes = bytes;
-    EXPECT_CONTAINS(Decode(Encode(header).data(), LimitsOfMessages, &decoded).message(),
-                    StrCat(" and ", bytes));
+    CHECK_CONTAINS(Decode(Encode(header).data(), LimitsOfMessages, &decoded).message(),
+                   StrCat(" and ", bytes));
   }
 }
 
@@ -42,8 +42,8 @@ void ExpectDecodesCleanly(const std::string& bytes) {
   const std::vector<char> copy(bytes.begin(), bytes.end());
   Message first, second;
   if (!Decode(std::string_view(copy.data(), copy.size()), &first).ok()) return;
-  EXPECT(Encode(first) == bytes);
-  EXPECT_OK(Decode(Encode(first), &second));
+  CHECK(Encode(first) == bytes);
+  CHECK_OK(Decode(Encode(first), &second));
 }
 
 // Cuts, extends, flips and randomises the encoding of `message`.
@@ -51,17 +51,17 @@ template <typename Message>
 void TestMeta(const Message& message, const std::string& what, Random& random) {
   const std::string bytes = Encode(message);
   Message decoded;
-  EXPECT_OK(Decode(bytes, &decoded));
-  EXPECT(Encode(decoded) == bytes);
+  CHECK_OK(Decode(bytes, &decoded));
+  CHECK(Encode(decoded) == bytes);
   for (size_t size = 0; size < bytes.size(); ++size) {
     const std::vector<char> cut(bytes.begin(), bytes.begin() + size);
     Message ignored;
     const Status status = Decode(std::string_view(cut.data(), cut.size()), &ignored);
-    EXPECT(status.code() == StatusCode::kInvalidArgument);
-    EXPECT_CONTAINS(status.message(), "malformed " + what);
+    CHECK(status.code() == StatusCode::kInvalidArgument);
+    CHECK_CONTAINS(status.message(), "malformed " + what);
   }
   Message ignored;
-  EXPECT(!Decode(bytes + '\0', &ignored).ok());
+  CHECK(!Decode(bytes + '\0', &ignored).ok());
   for (size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
     std::string changed = bytes;
     changed[bit / 8] ^= static_cast<char>(1 << bit % 8);
@@ -139,99 +139,92 @@ void TestMetas(Random& random) {
   TestMeta(ErrorReply{StatusCode::kFailedPrecondition, "why"}, "ERROR answer", random);
 }
 
-void TestFieldsArrive() {
+TEST_CASE("fields arrive") {
   BindRequest bind;
-  EXPECT_OK(Decode(Encode(BindRequest{TestConfig(), {{5, {6, 7}, 0.125}}}), &bind));
-  EXPECT(bind.config.kind == OptimizerKind::kFtrl && bind.config.nesterov &&
-         !bind.config.centered && bind.config.amsgrad);
-  EXPECT(bind.config.momentum == 0.25 && bind.config.rho == 0.5 && bind.config.beta_1 == 0.9);
-  EXPECT(bind.config.beta_2 == 0.99 && bind.config.epsilon == 1e-7);
-  EXPECT(bind.config.learning_rate_power == -0.5);
-  EXPECT(bind.config.l1_regularization_strength == 1 &&
+  CHECK_OK(Decode(Encode(BindRequest{TestConfig(), {{5, {6, 7}, 0.125}}}), &bind));
+  CHECK((bind.config.kind == OptimizerKind::kFtrl && bind.config.nesterov &&
+         !bind.config.centered && bind.config.amsgrad));
+  CHECK((bind.config.momentum == 0.25 && bind.config.rho == 0.5 && bind.config.beta_1 == 0.9));
+  CHECK((bind.config.beta_2 == 0.99 && bind.config.epsilon == 1e-7));
+  CHECK(bind.config.learning_rate_power == -0.5);
+  CHECK((bind.config.l1_regularization_strength == 1 &&
          bind.config.l2_regularization_strength == 2 &&
-         bind.config.l2_shrinkage_regularization_strength == 3 && bind.config.beta == 4);
-  EXPECT(bind.config.beta_2_decay == -0.75 && bind.config.epsilon_1 == 5 &&
-         bind.config.epsilon_2 == 6 && bind.config.clip_threshold == 7);
-  EXPECT(bind.entries[0].shard == 5 && bind.entries[0].weight_decay == 0.125);
-  EXPECT(bind.entries[0].slots == std::vector<uint32_t>({6, 7}));
+         bind.config.l2_shrinkage_regularization_strength == 3 && bind.config.beta == 4));
+  CHECK((bind.config.beta_2_decay == -0.75 && bind.config.epsilon_1 == 5 &&
+         bind.config.epsilon_2 == 6 && bind.config.clip_threshold == 7));
+  CHECK((bind.entries[0].shard == 5 && bind.entries[0].weight_decay == 0.125));
+  CHECK(bind.entries[0].slots == std::vector<uint32_t>({6, 7}));
   PushRequest push;
-  EXPECT_OK(Decode(Encode(TestPush()), &push));
-  EXPECT(push.sequence == 7 && push.clock == 6 && push.incarnation == 0x1122334455667788);
-  EXPECT(push.steps[1].learning_rate == 0.25 && push.steps[1].step == 4);
-  EXPECT(push.entries[0].step == 1 && push.entries[0].kind == UpdateKind::kGradient);
-  EXPECT(push.entries[1].rows == 1000 && push.entries[1].width == 64);
-  EXPECT(push.entries[3].shard == 4 && push.entries[3].kind == UpdateKind::kAssign);
+  CHECK_OK(Decode(Encode(TestPush()), &push));
+  CHECK((push.sequence == 7 && push.clock == 6 && push.incarnation == 0x1122334455667788));
+  CHECK((push.steps[1].learning_rate == 0.25 && push.steps[1].step == 4));
+  CHECK((push.entries[0].step == 1 && push.entries[0].kind == UpdateKind::kGradient));
+  CHECK((push.entries[1].rows == 1000 && push.entries[1].width == 64));
+  CHECK((push.entries[3].shard == 4 && push.entries[3].kind == UpdateKind::kAssign));
   CreateRequest create;
   const std::string zeros("a\0b", 3);
-  EXPECT_OK(Decode(Encode(CreateRequest{{{zeros, DType::kInt64, 12, true}}}), &create));
-  EXPECT(create.entries[0].name == zeros && create.entries[0].dtype == DType::kInt64);
-  EXPECT(create.entries[0].elements == 12 && create.entries[0].has_value);
+  CHECK_OK(Decode(Encode(CreateRequest{{{zeros, DType::kInt64, 12, true}}}), &create));
+  CHECK((create.entries[0].name == zeros && create.entries[0].dtype == DType::kInt64));
+  CHECK((create.entries[0].elements == 12 && create.entries[0].has_value));
 }
 
 // The dtypes in which rows of tables are sent.
-void TestWires() {
+TEST_CASE("wires") {
   for (const int wire : {0, 1, 2, 3, 4, 255}) {
     const bool known = wire >= 1 && wire <= 3;
     const auto dtype = static_cast<DType>(wire);
     LookupRequest lookup, lookup_read;
     lookup.entries = {{7, 1000, dtype}};
-    EXPECT(Decode(Encode(lookup), &lookup_read).ok() == known);
+    CHECK(Decode(Encode(lookup), &lookup_read).ok() == known);
     PushRequest push, push_read;
     push.steps = {{0.5, 1}};
     push.entries = {{7, UpdateKind::kTableRows, 0, 1000, 64, dtype}};
-    EXPECT(Decode(Encode(push), &push_read).ok() == known);
+    CHECK(Decode(Encode(push), &push_read).ok() == known);
     if (!known) continue;
-    EXPECT(lookup_read.entries[0].wire == dtype && lookup_read.entries[0].count == 1000);
-    EXPECT(push_read.entries[0].wire == dtype && push_read.entries[0].rows == 1000);
+    CHECK((lookup_read.entries[0].wire == dtype && lookup_read.entries[0].count == 1000));
+    CHECK((push_read.entries[0].wire == dtype && push_read.entries[0].rows == 1000));
   }
 }
 
 // Well-formed bytes that no valid message encodes to.
-void TestNonsense() {
+TEST_CASE("nonsense") {
   PushRequest push = TestPush(), push_decoded;
   push.entries[0].step = 2;  // there are two
-  EXPECT(!Decode(Encode(push), &push_decoded).ok());
+  CHECK(!Decode(Encode(push), &push_decoded).ok());
   push = TestPush();
   push.entries[2].step = 1;  // a delta has no step
-  EXPECT(!Decode(Encode(push), &push_decoded).ok());
+  CHECK(!Decode(Encode(push), &push_decoded).ok());
   push = TestPush();
   push.entries[0].kind = static_cast<UpdateKind>(6);
-  EXPECT(!Decode(Encode(push), &push_decoded).ok());
+  CHECK(!Decode(Encode(push), &push_decoded).ok());
   BindRequest bind, bind_decoded;
   for (const int kind : {0, 10, 255}) {
     bind.config.kind = static_cast<OptimizerKind>(kind);
-    EXPECT(!Decode(Encode(bind), &bind_decoded).ok());
+    CHECK(!Decode(Encode(bind), &bind_decoded).ok());
   }
   for (const int dtype : {0, 8, 255}) {
     CreateRequest create;
-    EXPECT(
+    CHECK(
         !Decode(Encode(CreateRequest{{{"a", static_cast<DType>(dtype), 1, true}}}), &create).ok());
   }
   for (const int code : {-1, 0, 2, 15}) {
     ErrorReply error;
-    EXPECT(!Decode(Encode(ErrorReply{static_cast<StatusCode>(code), "why"}), &error).ok());
+    CHECK(!Decode(Encode(ErrorReply{static_cast<StatusCode>(code), "why"}), &error).ok());
   }
   // More entries than there are bytes for: refused before anything is allocated.
   for (const uint32_t count : {2u, 1u << 20, UINT32_MAX}) {
     std::string bytes = Encode(SetRequest{{1}});
     std::memcpy(bytes.data(), &count, sizeof(count));
     SetRequest set;
-    EXPECT(!Decode(bytes, &set).ok());
-    EXPECT(set.shards.empty());
+    CHECK(!Decode(bytes, &set).ok());
+    CHECK(set.shards.empty());
   }
 }
 
-void Main() {
+TEST_CASE("metas") {
   Random random(20250107);
-  TestLimits();
   TestMetas(random);
-  TestFieldsArrive();
-  TestWires();
-  TestNonsense();
-  std::puts("ps messages: ok");
 }
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_protocol_message_test

@@ -17,7 +17,7 @@ ServerOptions Compensated(Compensation compensation) {
   return options;
 }
 
-void TestDcAsgd() {
+TEST_CASE("dc asgd") {
   auto server = StartServer(Compensated(Compensation::kDcAsgd));
   RawPsWorker late(*server, 0), other(*server, 1);
   const uint32_t w = late.Create("w", Floats{1, 1}), rows = late.Create("rows", Floats{1, 1, 1});
@@ -34,21 +34,21 @@ void TestDcAsgd() {
   other.Push(w, kGradient, Floats{2, 0});
   other.PushRows(rows, {0, 2}, {2, -1});
   other.PushRows(dense_rows, {0, 2}, {2, -1});
-  EXPECT(other.Value(w) == Floats({-1, 1}));  // no update since its pull: no correction
-  EXPECT(other.Value(rows) == Floats({-1, 1, 2}));
+  CHECK(other.Value(w) == Floats({-1, 1}));  // no update since its pull: no correction
+  CHECK(other.Value(rows) == Floats({-1, 1, 2}));
   // g + 0.5 g^2 (now - then).
   late.Push(w, kGradient, Floats{3, 3});
-  EXPECT(other.Value(w) == Floats({-1 - (3 - 9), 1 - 3}));
+  CHECK(other.Value(w) == Floats({-1 - (3 - 9), 1 - 3}));
   late.PushRows(rows, {2, 0}, {2, 3});
-  EXPECT(other.Value(rows) == Floats({-1 - (3 - 9), 1, 2 - (2 + 2)}));
+  CHECK(other.Value(rows) == Floats({-1 - (3 - 9), 1, 2 - (2 + 2)}));
   late.PushRows(dense_rows, {2, 0}, {2, 3});  // momentum: 0.5 of (-2, 0, 1), less the gradient
-  EXPECT(other.Value(dense_rows) == Floats({-1 - 1 - (3 - 9), 1, 2 + 0.5f - (2 + 2)}));
+  CHECK(other.Value(dense_rows) == Floats({-1 - 1 - (3 - 9), 1, 2 + 0.5f - (2 + 2)}));
   late.Pull(all);
   late.Push(w, kGradient, Floats{1, 1});
-  EXPECT(other.Value(w) == Floats({4, -3}));
+  CHECK(other.Value(w) == Floats({4, -3}));
 }
 
-void TestAdaDelay() {
+TEST_CASE("ada delay") {
   auto server = StartServer(Compensated(Compensation::kAdaDelay));
   RawPsWorker late(*server, 0), other(*server, 1);
   const uint32_t w = late.Create("w", Floats{0});
@@ -58,10 +58,10 @@ void TestAdaDelay() {
     other.Pull({w});
     other.Push(w, kGradient, Floats{1});
   }
-  EXPECT(late.Value(w) == Floats{-3});
+  CHECK(late.Value(w) == Floats{-3});
   late.Push(w, kGradient, Floats{1});  // 3 updates in all, and 3 since its pull
   const float expected = -3.0f - std::sqrt(0.5f);
-  EXPECT(std::abs(late.Value(w)[0] - expected) < 1e-6f);
+  CHECK(std::abs(late.Value(w)[0] - expected) < 1e-6f);
   // The number of updates is in the snapshot.
   auto next = StartServer(Compensated(Compensation::kAdaDelay), server->TakeSnapshot());
   RawPsWorker again(*next, 0), another(*next, 1);
@@ -72,15 +72,15 @@ void TestAdaDelay() {
   another.Pull({w});
   again.Push(w, kGradient, Floats{0});
   another.Push(w, kGradient, Floats{1});  // 5 in all, 1 since its pull
-  EXPECT(std::abs(again.Value(w)[0] - (expected - std::sqrt(5.0f / 6.0f))) < 1e-6f);
+  CHECK(std::abs(again.Value(w)[0] - (expected - std::sqrt(5.0f / 6.0f))) < 1e-6f);
 }
 
-void TestOptions() {
+TEST_CASE("options") {
   std::unique_ptr<Server> server;
   const auto refused = [&](const ServerOptions& options, const std::string& why) {
     const Status status = Server::Create(options, "", 0, true, &server);
-    EXPECT(status.code() == StatusCode::kInvalidArgument);
-    EXPECT_CONTAINS(status.message(), "parameter server 0: " + why);
+    CHECK(status.code() == StatusCode::kInvalidArgument);
+    CHECK_CONTAINS(status.message(), "parameter server 0: " + why);
   };
   ServerOptions options = Options(Mode::kSync, 2);
   options.hogwild = true;
@@ -108,7 +108,7 @@ void TestOptions() {
 }
 
 // An answer on its way whose values are changed meanwhile has the old values.
-void TestSlowReader() {
+TEST_CASE("slow reader") {
   constexpr size_t kCount = 4 << 20;  // more than connections hold
   auto server = StartServer(Options(Mode::kAsync, 2));
   RawPsWorker reader(*server, 0), writer(*server, 1);
@@ -118,14 +118,14 @@ void TestSlowReader() {
   for (int i = 0; i < 3; ++i) writer.Push(w, kDelta, Floats(kCount, 1));
   const uint64_t second = reader.RequestPull({w}, false);
   const Floats before = Values<float>(reader.AwaitPull(first, {w}));
-  for (const float value : before) EXPECT(value == 1);
+  for (const float value : before) CHECK(value == 1);
   const Floats after = Values<float>(reader.AwaitPull(second, {w}));
-  for (const float value : after) EXPECT(value == 4);
+  for (const float value : after) CHECK(value == 4);
 }
 
 // Workers push to the same shards at once. No push is lost, and a snapshot has each push entirely
 // or not at all.
-void TestManyAtOnce() {
+TEST_CASE("many at once") {
   constexpr int kWorkers = 3, kSteps = 150;
   constexpr size_t kCount = 5000;
   ServerOptions options = Options(Mode::kAsync, kWorkers);
@@ -138,7 +138,7 @@ void TestManyAtOnce() {
       if (snapshot.shards.size() < 2) continue;
       const Floats u = Values<float>({snapshot.shards[0].block->data(), 4 * kCount});
       const Floats v = Values<float>({snapshot.shards[1].block->data(), 4 * kCount});
-      for (size_t i = 0; i < kCount; ++i) EXPECT(u[i] == u[0] && v[i] == -u[0]);
+      for (size_t i = 0; i < kCount; ++i) CHECK((u[i] == u[0] && v[i] == -u[0]));
     }
   });
   OnRanks(kWorkers, [&](int rank) {
@@ -150,20 +150,20 @@ void TestManyAtOnce() {
       const PushRequest push = worker.NewPush({{u, kDelta, 0, 0, 0}, {v, kDelta, 0, 0, 0}});
       worker.Push(push, Raw(Floats(kCount, mine)) + Raw(Floats(kCount, -mine)));
       const Floats now = worker.Value(u);
-      for (const float value : now) EXPECT(value == now[0]);
-      EXPECT(now[0] >= mine * static_cast<float>(step + 1));  // it reads its own pushes
+      for (const float value : now) CHECK(value == now[0]);
+      CHECK(now[0] >= mine * static_cast<float>(step + 1));  // it reads its own pushes
     }
   });
   stop = true;
   snapshots.join();
   RawPsWorker worker(*server, 0, 5);
   const uint32_t u = worker.Create("u", Floats(kCount, 0));
-  for (const float value : worker.Value(u)) EXPECT(value == 6 * kSteps);
+  for (const float value : worker.Value(u)) CHECK(value == 6 * kSteps);
 }
 
 // Hogwild updates in place, and concurrent updates may be lost. So this test gives each worker its
 // own shards, and then uses a single thread.
-void TestHogwild() {
+TEST_CASE("hogwild") {
   constexpr int kWorkers = 2, kSteps = 50;
   ServerOptions options = Options(Mode::kAsync, kWorkers);
   options.hogwild = true;
@@ -175,7 +175,7 @@ void TestHogwild() {
     for (int step = 1; step <= kSteps; ++step) {
       worker.Push(w, kGradient, Floats(1000, -1), static_cast<double>(rank + 1));
       const float expected = static_cast<float>(step * (rank + 1));
-      for (const float value : worker.Value(w)) EXPECT(value == expected);
+      for (const float value : worker.Value(w)) CHECK(value == expected);
     }
   });
   options.threads = 1;
@@ -185,23 +185,11 @@ void TestHogwild() {
   const ServerSnapshot snapshot = server->TakeSnapshot();
   a.Push(shared, kDelta, Floats{1, 1});
   b.Push(shared, kDelta, Floats{2, 2});
-  EXPECT(a.Value(shared) == Floats({4, 5}));
+  CHECK(a.Value(shared) == Floats({4, 5}));
   b.Push(shared, UpdateKind::kAssign, Floats{9, 9});
-  EXPECT(a.Value(shared) == Floats({9, 9}));
-  EXPECT(Values<float>({snapshot.shards[0].block->data(), 8}) == Floats({1, 2}));
+  CHECK(a.Value(shared) == Floats({9, 9}));
+  CHECK(Values<float>({snapshot.shards[0].block->data(), 8}) == Floats({1, 2}));
 }
-
-void Main() {
-  TestOptions();
-  TestDcAsgd();
-  TestAdaDelay();
-  TestSlowReader();
-  TestManyAtOnce();
-  TestHogwild();
-  std::puts("ps delay: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_server_delay_test

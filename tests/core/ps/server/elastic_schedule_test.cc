@@ -22,64 +22,64 @@ ResolveRequest Generation(uint64_t generation, uint64_t units, std::vector<uint3
   return {{job, generation, units}, std::move(workers)};
 }
 
-void TestAllCommit() {
+TEST_CASE("all commit") {
   ElasticSchedule schedule(3);
-  EXPECT(!schedule.Push(0, {kJob, 1, 0}));  // no generation is known
-  EXPECT(!schedule.StepIsComplete() && !schedule.open_unit());
-  EXPECT(schedule.Resolve(Generation(1, 0, {0, 2})) == Resolution::kNothing);
+  CHECK(!schedule.Push(0, {kJob, 1, 0}));  // no generation is known
+  CHECK((!schedule.StepIsComplete() && !schedule.open_unit()));
+  CHECK(schedule.Resolve(Generation(1, 0, {0, 2})) == Resolution::kNothing);
   for (uint64_t unit = 0; unit < 8; unit += 3) {
-    EXPECT(schedule.Push(2, {kJob, 1, unit}) && schedule.Push(0, {kJob, 1, unit}));
-    EXPECT(!schedule.Push(1, {kJob, 1, unit}));  // is no member
-    EXPECT(schedule.open_unit() == unit && !schedule.StepIsComplete());
-    EXPECT(schedule.Commit(0, {kJob, 1, unit}) && schedule.Commit(0, {kJob, 1, unit}));
-    EXPECT(schedule.Commit(1, {kJob, 1, unit}) && !schedule.StepIsComplete());
-    EXPECT(schedule.Commit(2, {kJob, 1, unit}) && schedule.StepIsComplete());
+    CHECK((schedule.Push(2, {kJob, 1, unit}) && schedule.Push(0, {kJob, 1, unit})));
+    CHECK(!schedule.Push(1, {kJob, 1, unit}));  // is no member
+    CHECK((schedule.open_unit() == unit && !schedule.StepIsComplete()));
+    CHECK((schedule.Commit(0, {kJob, 1, unit}) && schedule.Commit(0, {kJob, 1, unit})));
+    CHECK((schedule.Commit(1, {kJob, 1, unit}) && !schedule.StepIsComplete()));
+    CHECK((schedule.Commit(2, {kJob, 1, unit}) && schedule.StepIsComplete()));
     schedule.CloseStep();
-    EXPECT(!schedule.open_unit() && !schedule.StepIsComplete());
-    EXPECT(schedule.Commit(2, {kJob, 1, unit}));  // again
-    EXPECT(!schedule.Commit(2, {kJob, 1, unit + 1}));
+    CHECK((!schedule.open_unit() && !schedule.StepIsComplete()));
+    CHECK(schedule.Commit(2, {kJob, 1, unit}));  // again
+    CHECK(!schedule.Commit(2, {kJob, 1, unit + 1}));
   }
 }
 
-void TestResolutions() {
+TEST_CASE("resolutions") {
   ElasticSchedule schedule(3);
-  EXPECT(schedule.Resolve(Generation(4, 10, {0, 1, 2})) == Resolution::kNothing);
-  EXPECT(schedule.Push(0, {kJob, 4, 10}) && schedule.Commit(0, {kJob, 4, 10}));
-  EXPECT(schedule.Resolve(Generation(4, 11, {1})) == Resolution::kNothing);  // is known
-  EXPECT(schedule.open_unit() == 10 && schedule.Push(0, {kJob, 4, 10}));
-  EXPECT(schedule.Resolve(Generation(3, 11, {1})) == Resolution::kRefused);
+  CHECK(schedule.Resolve(Generation(4, 10, {0, 1, 2})) == Resolution::kNothing);
+  CHECK((schedule.Push(0, {kJob, 4, 10}) && schedule.Commit(0, {kJob, 4, 10})));
+  CHECK(schedule.Resolve(Generation(4, 11, {1})) == Resolution::kNothing);  // is known
+  CHECK((schedule.open_unit() == 10 && schedule.Push(0, {kJob, 4, 10})));
+  CHECK(schedule.Resolve(Generation(3, 11, {1})) == Resolution::kRefused);
   // Nobody who is left has done unit 10.
-  EXPECT(schedule.Resolve(Generation(6, 10, {1, 2})) == Resolution::kDrop);
-  EXPECT(!schedule.open_unit() && schedule.generation() == 6);
-  EXPECT(!schedule.Push(1, {kJob, 4, 10}) && !schedule.Push(0, {kJob, 6, 10}));
-  EXPECT(schedule.Push(1, {kJob, 6, 10}) && schedule.Push(2, {kJob, 6, 10}));
-  EXPECT(schedule.Commit(1, {kJob, 4, 10}) && schedule.Commit(2, {kJob, 6, 10}));
-  EXPECT(!schedule.StepIsComplete());  // the commit of worker 0 went with its unit
+  CHECK(schedule.Resolve(Generation(6, 10, {1, 2})) == Resolution::kDrop);
+  CHECK((!schedule.open_unit() && schedule.generation() == 6));
+  CHECK((!schedule.Push(1, {kJob, 4, 10}) && !schedule.Push(0, {kJob, 6, 10})));
+  CHECK((schedule.Push(1, {kJob, 6, 10}) && schedule.Push(2, {kJob, 6, 10})));
+  CHECK((schedule.Commit(1, {kJob, 4, 10}) && schedule.Commit(2, {kJob, 6, 10})));
+  CHECK(!schedule.StepIsComplete());  // the commit of worker 0 went with its unit
   // Somebody has done it.
-  EXPECT(schedule.Resolve(Generation(7, 11, {0, 1})) == Resolution::kApply);
-  EXPECT(!schedule.open_unit() && schedule.Commit(1, {kJob, 7, 10}));
-  EXPECT(schedule.Resolve(Generation(8, 11, {0})) == Resolution::kNothing);
+  CHECK(schedule.Resolve(Generation(7, 11, {0, 1})) == Resolution::kApply);
+  CHECK((!schedule.open_unit() && schedule.Commit(1, {kJob, 7, 10})));
+  CHECK(schedule.Resolve(Generation(8, 11, {0})) == Resolution::kNothing);
 }
 
-void TestFoundedAgain() {
+TEST_CASE("founded again") {
   ElasticSchedule schedule(2);
-  EXPECT(schedule.Resolve(Generation(9, 20, {0, 1})) == Resolution::kNothing);
-  EXPECT(schedule.Push(0, {kJob, 9, 20}));
-  EXPECT(schedule.Resolve(Generation(1, 0, {0, 1}, kJob + 1)) == Resolution::kDrop);
-  EXPECT(!schedule.Push(0, {kJob, 1, 0}) && schedule.Push(0, {kJob + 1, 1, 0}));
-  EXPECT(schedule.Resolve(Generation(10, 21, {0, 1})) == Resolution::kRefused);
-  EXPECT(schedule.Resolve(Generation(2, 1, {1}, kJob + 1)) == Resolution::kApply);
+  CHECK(schedule.Resolve(Generation(9, 20, {0, 1})) == Resolution::kNothing);
+  CHECK(schedule.Push(0, {kJob, 9, 20}));
+  CHECK(schedule.Resolve(Generation(1, 0, {0, 1}, kJob + 1)) == Resolution::kDrop);
+  CHECK((!schedule.Push(0, {kJob, 1, 0}) && schedule.Push(0, {kJob + 1, 1, 0})));
+  CHECK(schedule.Resolve(Generation(10, 21, {0, 1})) == Resolution::kRefused);
+  CHECK(schedule.Resolve(Generation(2, 1, {1}, kJob + 1)) == Resolution::kApply);
 }
 
 // A server that was started again may have an open unit that nobody will commit.
-void TestSuperseded() {
+TEST_CASE("superseded") {
   ElasticSchedule schedule(2);
-  EXPECT(schedule.Resolve(Generation(1, 0, {0, 1})) == Resolution::kNothing);
-  EXPECT(schedule.Push(0, {kJob, 1, 5}) && !schedule.Supersedes(1, {kJob, 1, 5}));
-  EXPECT(schedule.Commit(0, {kJob, 1, 5}));
-  EXPECT(!schedule.Supersedes(1, {kJob, 1, 4}) && !schedule.Push(1, {kJob, 1, 4}));
-  EXPECT(schedule.Supersedes(1, {kJob, 1, 6}) == 5 && schedule.Push(1, {kJob, 1, 6}));
-  EXPECT(schedule.Commit(1, {kJob, 1, 6}) && !schedule.StepIsComplete());
+  CHECK(schedule.Resolve(Generation(1, 0, {0, 1})) == Resolution::kNothing);
+  CHECK((schedule.Push(0, {kJob, 1, 5}) && !schedule.Supersedes(1, {kJob, 1, 5})));
+  CHECK(schedule.Commit(0, {kJob, 1, 5}));
+  CHECK((!schedule.Supersedes(1, {kJob, 1, 4}) && !schedule.Push(1, {kJob, 1, 4})));
+  CHECK((schedule.Supersedes(1, {kJob, 1, 6}) == 5 && schedule.Push(1, {kJob, 1, 6})));
+  CHECK((schedule.Commit(1, {kJob, 1, 6}) && !schedule.StepIsComplete()));
 }
 
 // A job of some members and two servers, in which anything happens in any order.
@@ -115,10 +115,10 @@ class Course {
         if (slot != slow_ || Pick(8) == 0) Step(&members_[slot]);
       }
     }
-    EXPECT(IsOver());
+    CHECK(IsOver());
     for (int server = 0; server < kServers; ++server) {
       for (uint64_t unit = 0; unit < kUnits; ++unit) {
-        EXPECT(servers_[server].applied[unit] == 1);
+        CHECK(servers_[server].applied[unit] == 1);
       }
     }
   }
@@ -317,13 +317,13 @@ class Course {
       if (resolution == Resolution::kApply) Apply(&server, *open);
       if (resolution == Resolution::kDrop) server.sums.clear();
     } else if (message.kind == Message::kPush) {
-      EXPECT(!server.schedule.Supersedes(slot, message.unit));
+      CHECK(!server.schedule.Supersedes(slot, message.unit));
       if (server.schedule.Push(slot, message.unit)) {
-        EXPECT(server.sums.insert(slot).second);
+        CHECK(server.sums.insert(slot).second);
         server.expected = slots_.at(message.unit.generation);
       }
     } else {
-      EXPECT(server.schedule.Commit(slot, message.unit));
+      CHECK(server.schedule.Commit(slot, message.unit));
       if (server.schedule.StepIsComplete()) {
         Apply(&server, *server.schedule.open_unit());
         server.schedule.CloseStep();
@@ -333,8 +333,8 @@ class Course {
   }
 
   void Apply(Server* server, uint64_t unit) {
-    EXPECT(server->sums == server->expected);
-    EXPECT(++server->applied[unit] == 1);
+    CHECK(server->sums == server->expected);
+    CHECK(++server->applied[unit] == 1);
     server->sums.clear();
   }
 
@@ -347,21 +347,10 @@ class Course {
   int kills_ = 0, slow_ = 0;
 };
 
-void TestRandomCourses() {
+TEST_CASE("random courses") {
   const auto seeds = static_cast<uint32_t>(Rounds(20000));
   for (uint32_t seed = 1; seed <= seeds; ++seed) Course(seed).Run();
 }
-
-void Main() {
-  TestAllCommit();
-  TestResolutions();
-  TestFoundedAgain();
-  TestSuperseded();
-  TestRandomCourses();
-  std::puts("ps_elastic_schedule: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_server_elastic_schedule_test

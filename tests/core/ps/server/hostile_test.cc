@@ -26,9 +26,9 @@ class BusyServer {
       for (uint32_t i = 0; i < 98; ++i) worker.Create(StrCat("w", i), Floats(8, 0));
       for (uint32_t i = 96; i < 98; ++i) worker.Bind(Sgd(), i);
     }
-    EXPECT(Eventually([&] { return server_->stats().connections == 0; }));
+    CHECK(Eventually([&] { return server_->stats().connections == 0; }));
     for (int rank = 0; rank < 2; ++rank) threads_.emplace_back([this, rank] { Work(rank); });
-    EXPECT(Eventually([&] { return server_->stats().connections == 2; }));
+    CHECK(Eventually([&] { return server_->stats().connections == 2; }));
   }
   ~BusyServer() {
     stop_ = true;
@@ -38,7 +38,7 @@ class BusyServer {
   Server& server() { return *server_; }
   void ExpectProgress() {
     const uint64_t steps = steps_;
-    EXPECT(Eventually([&] { return steps_ > steps + 20; }));
+    CHECK(Eventually([&] { return steps_ > steps + 20; }));
   }
 
  private:
@@ -46,8 +46,8 @@ class BusyServer {
     RawPsWorker worker(*server_, rank);
     const uint32_t w = static_cast<uint32_t>(rank);
     for (float step = 1; !stop_; ++step) {
-      EXPECT(!worker.Push(w, UpdateKind::kDelta, Floats(8, 1)));
-      EXPECT(Values<float>(worker.Pull({w})) == Floats(8, step));
+      CHECK(!worker.Push(w, UpdateKind::kDelta, Floats(8, 1)));
+      CHECK(Values<float>(worker.Pull({w})) == Floats(8, step));
       ++steps_;
     }
   }
@@ -124,7 +124,7 @@ std::string SomeRequest(Random& random, uint64_t sequence) {
   }
 }
 
-void TestUnauthorizedPeers() {
+TEST_CASE("unauthorized peers") {
   BusyServer busy;
   Random random(11);
   const int before = OpenDescriptors();
@@ -137,14 +137,14 @@ void TestUnauthorizedPeers() {
     peer.EndSending();
     peer.AwaitClose();
   }
-  EXPECT(Eventually([&] { return busy.server().stats().rejected_connections == peers; }));
-  EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
-  EXPECT(busy.server().stats().broken_requests == 0);
+  CHECK(Eventually([&] { return busy.server().stats().rejected_connections == peers; }));
+  CHECK(Eventually([&] { return OpenDescriptors() == before; }));
+  CHECK(busy.server().stats().broken_requests == 0);
   busy.ExpectProgress();
 }
 
 // An authorized worker sends requests that are cut, flipped, or garbage.
-void TestMisbehavingWorker() {
+TEST_CASE("misbehaving worker") {
   BusyServer busy;
   Random random(12);
   const int before = OpenDescriptors();
@@ -171,22 +171,22 @@ void TestMisbehavingWorker() {
       bytes += request;
     }
     RawPeer peer(busy.server().port());
-    EXPECT(peer.Introduce(kHostile, busy.server().incarnation()));
-    EXPECT(peer.ReceiveHeader().Is(FrameType::kWelcome));
+    CHECK(peer.Introduce(kHostile, busy.server().incarnation()));
+    CHECK(peer.ReceiveHeader().Is(FrameType::kWelcome));
     peer.Send(random() % 3 == 0 ? bytes.substr(0, random() % (bytes.size() + 1)) : bytes);
     if (random() % 4 == 0) continue;
     peer.EndSending();
     peer.AwaitClose();
   }
-  EXPECT(Eventually([&] { return busy.server().stats().connections == 2; }));
-  EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
-  EXPECT(busy.server().stats().broken_requests > static_cast<uint64_t>(Rounds(3000)));
-  EXPECT(busy.server().stats().rejected_connections == 0);
+  CHECK(Eventually([&] { return busy.server().stats().connections == 2; }));
+  CHECK(Eventually([&] { return OpenDescriptors() == before; }));
+  CHECK(busy.server().stats().broken_requests > static_cast<uint64_t>(Rounds(3000)));
+  CHECK(busy.server().stats().rejected_connections == 0);
   busy.ExpectProgress();
 }
 
 // Claimed sizes cost no memory, and impossible sizes are refused.
-void TestClaims() {
+TEST_CASE("claims") {
   BusyServer busy;
   const auto claim = [&](MessageType type, const std::string& meta, uint64_t payload_bytes) {
     FrameHeader header = HeaderOf(type, 0);
@@ -210,8 +210,8 @@ void TestClaims() {
         claim(MessageType::kReduce, reduce(uint64_t{1} << 32), kMaxPayloadBytes),
         claim(MessageType::kSet, Encode(SetRequest{{99}}), kMaxPayloadBytes)}) {
     RawPsWorker worker(busy.server(), kHostile);
-    EXPECT(worker.peer().Send(bytes));
-    EXPECT(worker.peer().Send(std::string(1 << 20, '\1')));
+    CHECK(worker.peer().Send(bytes));
+    CHECK(worker.peer().Send(std::string(1 << 20, '\1')));
     busy.ExpectProgress();
   }
   const uint64_t broken = busy.server().stats().broken_requests;
@@ -231,16 +231,16 @@ void TestClaims() {
         claim(MessageType::kLeave, "x", 0), claim(MessageType::kOk, "", 0),
         claim(MessageType::kOpen, Encode(OpenRequest{1, 1}), 0)}) {  // already open
     RawPsWorker worker(busy.server(), kHostile);
-    EXPECT(worker.peer().Send(bytes));
+    CHECK(worker.peer().Send(bytes));
     worker.peer().AwaitClose();
     ++count;
-    EXPECT(Eventually([&] { return busy.server().stats().broken_requests == broken + count; }));
+    CHECK(Eventually([&] { return busy.server().stats().broken_requests == broken + count; }));
   }
   busy.ExpectProgress();
 }
 
 // A worker that sends requests and reads no answers: the server stops reading from it.
-void TestWorkerThatDoesNotRead() {
+TEST_CASE("worker that does not read") {
   BusyServer busy;
   RawPsWorker worker(busy.server(), kHostile);
   const uint32_t big = worker.Create("big", Floats(1 << 20, 1));
@@ -249,21 +249,21 @@ void TestWorkerThatDoesNotRead() {
       MessageBytes(MessageType::kPull, 9, Encode(PullRequest{false, {{big, 0}}}));
   std::string many;
   for (int i = 0; i < 1000; ++i) many += pull;
-  EXPECT(worker.peer().Send(many));
+  CHECK(worker.peer().Send(many));
   busy.ExpectProgress();
-  EXPECT(busy.server().stats().value_bytes < 8 << 20);
-  EXPECT(busy.server().stats().pulls > pulls);
+  CHECK((busy.server().stats().value_bytes < 8 << 20));
+  CHECK(busy.server().stats().pulls > pulls);
 }
 
 // Answers that are memory of their own, as the rows of a scan, wait up to a number of bytes.
-void TestScansThatAreNotRead() {
+TEST_CASE("scans that are not read") {
   BusyServer busy;
   RawPsWorker worker(busy.server(), kHostile);
   constexpr uint32_t kRows = 1 << 17, kWidth = 64;  // 32 MB
   TableReply table;
   TableConfig config;
   config.width = kWidth;
-  EXPECT_OK(
+  CHECK_OK(
       Decode(worker.Ask(MessageType::kTable, Encode(TableRequest{{{"rows", config}}})), &table));
   std::vector<int64_t> ids(kRows);
   std::iota(ids.begin(), ids.end(), 0);
@@ -278,16 +278,16 @@ void TestScansThatAreNotRead() {
   scan.max_rows = kRows;
   std::string scans;
   for (int i = 0; i < 64; ++i) scans += MessageBytes(MessageType::kScanRows, 9, Encode(scan));
-  EXPECT(worker.peer().Send(scans));
+  CHECK(worker.peer().Send(scans));
   // One answer at least is counted while it waits.
-  EXPECT(Eventually([&] { return busy.server().stats().memory_held > held + (32 << 20); }));
+  CHECK(Eventually([&] { return busy.server().stats().memory_held > held + (32 << 20); }));
   for (int i = 0; i < 5; ++i) {
     busy.ExpectProgress();
-    EXPECT(HasGrownLessThan(500, before));
+    CHECK(HasGrownLessThan(500, before));
   }
 }
 
-void TestShortConnections() {
+TEST_CASE("short connections") {
   BusyServer busy;
   const int before = OpenDescriptors();
   for (int i = 0; i < Rounds(1000); ++i) {
@@ -300,27 +300,15 @@ void TestShortConnections() {
       // Two connections: the older one is closed.
       RawPsWorker older(busy.server(), kHostile), newer(busy.server(), kHostile);
       older.peer().AwaitClose();
-      EXPECT(newer.Pull({96}).size() == 32);
+      CHECK(newer.Pull({96}).size() == 32);
       if (i % 2 == 0) newer.Leave();
     }
   }
-  EXPECT(Eventually([&] { return busy.server().stats().connections == 2; }));
-  EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
-  EXPECT(busy.server().stats().broken_requests == 0);
+  CHECK(Eventually([&] { return busy.server().stats().connections == 2; }));
+  CHECK(Eventually([&] { return OpenDescriptors() == before; }));
+  CHECK(busy.server().stats().broken_requests == 0);
   busy.ExpectProgress();
 }
-
-void Main() {
-  TestClaims();
-  TestWorkerThatDoesNotRead();
-  TestScansThatAreNotRead();
-  TestShortConnections();
-  TestUnauthorizedPeers();
-  TestMisbehavingWorker();
-  std::puts("ps server, hostile: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_server_hostile_test

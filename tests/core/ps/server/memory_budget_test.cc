@@ -23,19 +23,19 @@ bool IsRefused(const Do& act) {
   }
 }
 
-void TestBudget() {
+TEST_CASE("budget") {
   ps::MemoryBudget budget(800);
   budget.Take(600, ps::MemoryUse::kPersistent);
   // An eighth is left to transient memory.
-  EXPECT(budget.HasRoom(100, ps::MemoryUse::kPersistent));
-  EXPECT(IsRefused([&] { budget.Take(101, ps::MemoryUse::kPersistent); }));
-  EXPECT(IsRefused([&] { budget.Check(101, ps::MemoryUse::kPersistent); }));
-  EXPECT(budget.held() == 600);
+  CHECK(budget.HasRoom(100, ps::MemoryUse::kPersistent));
+  CHECK(IsRefused([&] { budget.Take(101, ps::MemoryUse::kPersistent); }));
+  CHECK(IsRefused([&] { budget.Check(101, ps::MemoryUse::kPersistent); }));
+  CHECK(budget.held() == 600);
   budget.Take(200, ps::MemoryUse::kTransient);
-  EXPECT(IsRefused([&] { budget.Take(1, ps::MemoryUse::kTransient); }));
-  EXPECT(IsRefused([&] { budget.Take(UINT64_MAX, ps::MemoryUse::kTransient); }));
+  CHECK(IsRefused([&] { budget.Take(1, ps::MemoryUse::kTransient); }));
+  CHECK(IsRefused([&] { budget.Take(UINT64_MAX, ps::MemoryUse::kTransient); }));
   budget.Add(50, ps::MemoryUse::kTransient);  // counted, though it cannot be refused
-  EXPECT(budget.held() == 850);
+  CHECK(budget.held() == 850);
   budget.Remove(50, ps::MemoryUse::kTransient);
   // Unused memory is reclaimed before anything is refused.
   int reclaimed = 0;
@@ -43,68 +43,68 @@ void TestBudget() {
     if (reclaimed++ == 0) budget.Remove(200, ps::MemoryUse::kTransient);
   });
   budget.Take(150, ps::MemoryUse::kTransient);
-  EXPECT(reclaimed == 1 && budget.held() == 750);
+  CHECK((reclaimed == 1 && budget.held() == 750));
   // The peak of requests' needs is left to them, up to half of the budget.
   ps::MemoryBudget busy(800);
   busy.Take(100, ps::MemoryUse::kPersistent);
-  EXPECT(IsRefused([&] { busy.Admit(701); }));
-  EXPECT(busy.HasRoom(600, ps::MemoryUse::kPersistent));
+  CHECK(IsRefused([&] { busy.Admit(701); }));
+  CHECK(busy.HasRoom(600, ps::MemoryUse::kPersistent));
   busy.Admit(200);
-  EXPECT(busy.HasRoom(500, ps::MemoryUse::kPersistent) &&
-         !busy.HasRoom(501, ps::MemoryUse::kPersistent));
+  CHECK((busy.HasRoom(500, ps::MemoryUse::kPersistent) &&
+         !busy.HasRoom(501, ps::MemoryUse::kPersistent)));
   busy.Admit(700);
-  EXPECT(busy.HasRoom(300, ps::MemoryUse::kPersistent) &&
-         !busy.HasRoom(301, ps::MemoryUse::kPersistent));
-  EXPECT(busy.held() == 100);
-  EXPECT_CONTAINS(ps::OverBudget(3 << 20, 30 << 20, 32 << 20).text(),
-                  "needs 3.0M more, while 30.0M of its memory budget of 32.0M");
+  CHECK((busy.HasRoom(300, ps::MemoryUse::kPersistent) &&
+         !busy.HasRoom(301, ps::MemoryUse::kPersistent)));
+  CHECK(busy.held() == 100);
+  CHECK_CONTAINS(ps::OverBudget(3 << 20, 30 << 20, 32 << 20).text(),
+                 "needs 3.0M more, while 30.0M of its memory budget of 32.0M");
 
   ps::MemoryBudget unlimited(0);
   unlimited.Take(uint64_t{1} << 60, ps::MemoryUse::kPersistent);
-  EXPECT(unlimited.held() == uint64_t{1} << 60);
+  CHECK((unlimited.held() == uint64_t{1} << 60));
 }
 
-void TestBlocks() {
+TEST_CASE("blocks") {
   const auto budget = std::make_shared<ps::MemoryBudget>(64 << 10);
   ps::BlockPool pool(budget);
   {
     const ps::BlockPtr block = pool.AllocateWithinBudget(40 << 10);
-    EXPECT(IsRefused([&] { pool.AllocateWithinBudget(30 << 10); }));
-    EXPECT(IsRefused([&] { pool.AllocateAtLeast(30 << 10); }));
-    EXPECT(budget->held() == 40 << 10);
+    CHECK(IsRefused([&] { pool.AllocateWithinBudget(30 << 10); }));
+    CHECK(IsRefused([&] { pool.AllocateAtLeast(30 << 10); }));
+    CHECK((budget->held() == 40 << 10));
     pool.Allocate(30 << 10);  // cannot be refused
-    EXPECT(budget->held() == 70 << 10);
+    CHECK((budget->held() == 70 << 10));
   }
   // Unused blocks of the pool are freed for others.
-  EXPECT(budget->held() == 70 << 10);
-  EXPECT(pool.AllocateWithinBudget(60 << 10) != nullptr);
-  EXPECT(budget->held() == 60 << 10);
+  CHECK((budget->held() == 70 << 10));
+  CHECK(pool.AllocateWithinBudget(60 << 10) != nullptr);
+  CHECK((budget->held() == 60 << 10));
 }
 
 // Tables count the memory of their rows and indexes, and return it.
-void TestTable() {
+TEST_CASE("table") {
   const auto budget = std::make_shared<ps::MemoryBudget>(0);
   {
     const auto table = Make(Constant(kWidth, 0), "t");
     table->ChargeTo(budget);
     const uint64_t before = budget->held();
-    EXPECT(before == table->counted_bytes() && before > 0);
+    CHECK((before == table->counted_bytes() && before > 0));
     Ids ids(100000);
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
     Lookup(*table, ids);
-    EXPECT(budget->held() == table->counted_bytes());
-    EXPECT(budget->held() - before > ids.size() * kWidth * sizeof(float));
-    EXPECT(budget->held() - before < 2 * ids.size() * kWidth * sizeof(float));
+    CHECK(budget->held() == table->counted_bytes());
+    CHECK(budget->held() - before > ids.size() * kWidth * sizeof(float));
+    CHECK(budget->held() - before < 2 * ids.size() * kWidth * sizeof(float));
     // Lookups of existing rows need no memory.
     const uint64_t full = budget->held();
     for (int i = 0; i < 3; ++i) Lookup(*table, ids);
-    EXPECT(budget->held() == full);
+    CHECK(budget->held() == full);
   }
-  EXPECT(budget->held() == 0);
+  CHECK(budget->held() == 0);
 }
 
 // A table with max_rows needs room for one row more.
-void TestTableThatEvicts() {
+TEST_CASE("table that evicts") {
   const auto budget = std::make_shared<ps::MemoryBudget>(16 * kMegabyte);
   ps::TableConfig config = Constant(kWidth, 0);
   config.max_rows = 16 * 300;
@@ -118,7 +118,7 @@ void TestTableThatEvicts() {
     const auto batch = table->Prepare(ids.data(), ids.size(), ps::Table::OnMissing::kAdmit, true);
     table->Lookup(0, *batch, true, rows.data());
   }
-  EXPECT(table->stats().rows == config.max_rows);
+  CHECK(table->stats().rows == config.max_rows);
 }
 
 ps::ServerOptions WithBudget(uint64_t bytes) {
@@ -133,7 +133,7 @@ class Tables {
 
   int Create(const std::string& name, const ps::TableConfig& config) {
     const int table = worker_.client().tables().Add(name, config);
-    EXPECT_OK(Call([&](ps::Done done) { worker_.client().tables().Create(table, done); }));
+    REQUIRE_OK(Call([&](ps::Done done) { worker_.client().tables().Create(table, done); }));
     return table;
   }
   Status Lookup(int table, int64_t first, size_t count, bool training = true) {
@@ -147,10 +147,10 @@ class Tables {
   Status Push(int table, int64_t first, size_t count) {
     Ids ids(count);
     for (size_t i = 0; i < count; ++i) ids[i] = first + static_cast<int64_t>(i);
-    EXPECT_OK(worker_.Pull({}));
+    CHECK_OK(worker_.Pull({}));
     worker_.client().parameters().StageRows(
         {1, 1}, {table, std::move(ids), Hold(Floats(count * kWidth, 1))});
-    EXPECT_OK(worker_.PushStaged());
+    CHECK_OK(worker_.PushStaged());
     return worker_.client().Flush(kPatience);
   }
   Worker& worker() { return worker_; }
@@ -159,60 +159,60 @@ class Tables {
   Worker worker_;
 };
 
-void TestRows() {
+TEST_CASE("rows") {
   const auto server = StartServer(WithBudget(kBudget));
   Tables first(*server, 0), second(*server, 1);
   const int table = first.Create("users", Constant(kWidth, 0));
-  EXPECT(second.Create("users", Constant(kWidth, 0)) == table);
+  CHECK(second.Create("users", Constant(kWidth, 0)) == table);
   constexpr size_t kStep = 2000;
   int64_t rows = 0;
   Status refused;
   while (refused.ok()) {
-    EXPECT(server->tables()[0]->stats().rows == static_cast<uint64_t>(rows));
+    CHECK(server->tables()[0]->stats().rows == static_cast<uint64_t>(rows));
     refused = first.Lookup(table, rows, kStep);
     rows += refused.ok() ? kStep : 0;
-    EXPECT(rows < 1000000);
+    CHECK(rows < 1000000);
   }
-  EXPECT_STATUS(refused, StatusCode::kResourceExhausted);
-  EXPECT_CONTAINS(refused.message(), "parameter server 0, asked by worker 0: out of memory");
-  EXPECT_CONTAINS(refused.message(), "a lookup in table 'users' needs ");
-  EXPECT_CONTAINS(refused.message(), " of its memory budget of 32.0M (TFDIST_PS_MEMORY)");
-  EXPECT(server->stats().memory_budget == kBudget);
+  CHECK_STATUS(refused, StatusCode::kResourceExhausted);
+  CHECK_CONTAINS(refused.message(), "parameter server 0, asked by worker 0: out of memory");
+  CHECK_CONTAINS(refused.message(), "a lookup in table 'users' needs ");
+  CHECK_CONTAINS(refused.message(), " of its memory budget of 32.0M (TFDIST_PS_MEMORY)");
+  CHECK(server->stats().memory_budget == kBudget);
   // The budget is nearly used up and never exceeded; refused requests had no effect.
-  EXPECT(server->stats().memory_held <= kBudget);
-  EXPECT(rows * kWidth * sizeof(float) > kBudget / 2);
+  CHECK(server->stats().memory_held <= kBudget);
+  CHECK(rows * kWidth * sizeof(float) > kBudget / 2);
   ps::Table& users = *server->tables()[0];
-  EXPECT(users.stats().rows == static_cast<uint64_t>(rows));
+  CHECK(users.stats().rows == static_cast<uint64_t>(rows));
   // A batch with one new row among many is refused as a whole, once no row fits.
   Ids spare;
   for (int64_t id = 10 * rows; first.Lookup(table, id, 1).ok(); ++id) spare.push_back(id);
   const uint64_t full = users.stats().rows;
-  EXPECT(full == rows + spare.size());
+  CHECK(full == rows + spare.size());
   // Existing rows are served in training and outside of it, and are trained.
   for (int i = 0; i < 3; ++i) {
-    EXPECT_OK(first.Lookup(table, 0, kStep));
-    EXPECT_OK(second.Lookup(table, 0, kStep));
-    EXPECT_OK(second.Push(table, 0, kStep));
+    CHECK_OK(first.Lookup(table, 0, kStep));
+    CHECK_OK(second.Lookup(table, 0, kStep));
+    CHECK_OK(second.Push(table, 0, kStep));
   }
-  EXPECT_OK(second.Lookup(table, 5 * rows, kStep, /*training=*/false));
-  EXPECT(ValueOf(users, 0) == -3 && users.stats().rows == full);
+  CHECK_OK(second.Lookup(table, 5 * rows, kStep, /*training=*/false));
+  CHECK((ValueOf(users, 0) == -3 && users.stats().rows == full));
   // A push with gradients of missing rows would create them: it is refused, and applied to no row.
   const Status pushed = second.Push(table, rows - 100, kStep);
-  EXPECT_STATUS(pushed, StatusCode::kResourceExhausted);
-  EXPECT_CONTAINS(pushed.message(), "asked by worker 1: out of memory: a push to table 'users' ");
-  EXPECT(ValueOf(users, rows - 1) == 0 && users.stats().rows == full);
+  CHECK_STATUS(pushed, StatusCode::kResourceExhausted);
+  CHECK_CONTAINS(pushed.message(), "asked by worker 1: out of memory: a push to table 'users' ");
+  CHECK((ValueOf(users, rows - 1) == 0 && users.stats().rows == full));
   // A new table needs memory as well.
   ps::TableConfig counting = Constant(kWidth, 0);
   counting.min_count = 2;
   const int more = first.worker().client().tables().Add("items", counting);
   const Status made = Call([&](ps::Done d) { first.worker().client().tables().Create(more, d); });
-  EXPECT_STATUS(made, StatusCode::kResourceExhausted);
-  EXPECT_CONTAINS(made.message(), "the creation of table 'items' needs 8.1M more");
-  EXPECT(server->tables().size() == 1);
+  CHECK_STATUS(made, StatusCode::kResourceExhausted);
+  CHECK_CONTAINS(made.message(), "the creation of table 'items' needs 8.1M more");
+  CHECK(server->tables().size() == 1);
 }
 
 // Ids that are only counted need no row: they are looked up although the table is full.
-void TestRowsThatAreNotAdmitted() {
+TEST_CASE("rows that are not admitted") {
   const auto server = StartServer(WithBudget(kBudget));
   Tables worker(*server, 0);
   ps::TableConfig config = Constant(kWidth, 0);
@@ -223,10 +223,10 @@ void TestRowsThatAreNotAdmitted() {
   for (; status.ok(); rows += 1000) {
     for (int i = 0; i < 3 && status.ok(); ++i) status = worker.Lookup(table, rows, 1000);
   }
-  EXPECT_STATUS(status, StatusCode::kResourceExhausted);
-  EXPECT_OK(worker.Lookup(table, 10 * rows, 1000));
-  EXPECT_OK(worker.Lookup(table, 10 * rows, 1000));
-  EXPECT_STATUS(worker.Lookup(table, 10 * rows, 1000), StatusCode::kResourceExhausted);
+  CHECK_STATUS(status, StatusCode::kResourceExhausted);
+  CHECK_OK(worker.Lookup(table, 10 * rows, 1000));
+  CHECK_OK(worker.Lookup(table, 10 * rows, 1000));
+  CHECK_STATUS(worker.Lookup(table, 10 * rows, 1000), StatusCode::kResourceExhausted);
 }
 
 void TestVariables(bool local) {
@@ -235,43 +235,43 @@ void TestVariables(bool local) {
   Worker worker(0, 2, 1, kPatience, 0, local);
   worker.Connect(*server);
   const int small = worker.Make("small", Filled(2 * kMegabyte / sizeof(float), 1.0f));
-  EXPECT_OK(worker.BindSgd({small}));
+  REQUIRE_OK(worker.BindSgd({small}));
   const size_t count = 27 * kMegabyte / sizeof(float);
   const int large = worker.Add("large", {count});
   const Status refused = worker.Create(large, Filled(count, 1.0f));
-  EXPECT_STATUS(refused, StatusCode::kResourceExhausted);
-  EXPECT_CONTAINS(refused.message(),
-                  "asked by worker 0: out of memory: the creation of variable "
-                  "'large' needs 27.0M more, while 2.");
-  EXPECT(server->stats().shards == 1 && server->stats().value_bytes == 2 * kMegabyte);
+  CHECK_STATUS(refused, StatusCode::kResourceExhausted);
+  CHECK_CONTAINS(refused.message(),
+                 "asked by worker 0: out of memory: the creation of variable "
+                 "'large' needs 27.0M more, while 2.");
+  CHECK((server->stats().shards == 1 && server->stats().value_bytes == 2 * kMegabyte));
   // A message that claims a large payload is refused before the payload arrives; the connection
   // stays in step.
   const std::string name = "claimed";
   const std::string meta = Encode(CreateRequest{{{name, DType::kFloat32, count, true}}});
   const RawAnswer answer = raw.Try(MessageType::kCreate, meta, std::string(count * 4, 'x'));
-  EXPECT_STATUS(answer.status, StatusCode::kResourceExhausted);
-  EXPECT_CONTAINS(answer.status.message(), "'claimed'");
-  EXPECT(server->stats().memory_held < 4 * kMegabyte);
+  CHECK_STATUS(answer.status, StatusCode::kResourceExhausted);
+  CHECK_CONTAINS(answer.status.message(), "'claimed'");
+  CHECK(server->stats().memory_held < 4 * kMegabyte);
   // Transient memory may not exceed the rest of the budget either.
   const RawAnswer sum =
       raw.Try(MessageType::kReduce, Encode(ReduceRequest{1, 1, {DType::kFloat32}, {8 * kMegabyte}}),
               std::string(32 * kMegabyte, '\0'));
-  EXPECT_STATUS(sum.status, StatusCode::kResourceExhausted);
-  EXPECT_CONTAINS(sum.status.message(), "out of memory: a reduction with key '1' needs 32.0M");
+  CHECK_STATUS(sum.status, StatusCode::kResourceExhausted);
+  CHECK_CONTAINS(sum.status.message(), "out of memory: a reduction with key '1' needs 32.0M");
   // Both connections still work.
   for (int i = 1; i <= 3; ++i) {
-    EXPECT_OK(worker.Pull({small}));
+    CHECK_OK(worker.Pull({small}));
     worker.Stage(small, Filled(2 * kMegabyte / sizeof(float), 1.0f));
-    EXPECT_OK(worker.PushStaged());
-    EXPECT_OK(worker.client().Flush(kPatience));
+    CHECK_OK(worker.PushStaged());
+    CHECK_OK(worker.client().Flush(kPatience));
   }
-  EXPECT_OK(worker.Pull({small}));
-  EXPECT(worker.Value(small)[7] == -2);
-  EXPECT(raw.Create("another", Floats{1}) == 1);
+  CHECK_OK(worker.Pull({small}));
+  CHECK(worker.Value(small)[7] == -2);
+  CHECK(raw.Create("another", Floats{1}) == 1);
 }
 
 // A server that restores more than its budget serves the rows, and creates no more.
-void TestRestored() {
+TEST_CASE("restored") {
   ps::ServerSnapshot image;
   image.shards.push_back(
       {"x", DType::kFloat32, 2 * kMegabyte, std::make_shared<ps::Block>(8 * kMegabyte)});
@@ -281,27 +281,17 @@ void TestRestored() {
   Lookup(*image.tables[0], ids);
   const auto server = StartServer(WithBudget(8 * kMegabyte), image);
   const uint64_t held = server->stats().memory_held;
-  EXPECT(held >= 8 * kMegabyte + image.tables[0]->counted_bytes());
+  CHECK(held >= 8 * kMegabyte + image.tables[0]->counted_bytes());
   RawPsWorker raw(*server, 1);
   const RawAnswer answer = raw.Try(
       MessageType::kCreate, Encode(CreateRequest{{{"y", DType::kFloat32, 1, true}}}), "1234");
-  EXPECT_STATUS(answer.status, StatusCode::kResourceExhausted);
+  CHECK_STATUS(answer.status, StatusCode::kResourceExhausted);
 }
 
-void Main() {
-  TestBudget();
-  TestBlocks();
-  TestTable();
-  TestTableThatEvicts();
-  TestRows();
-  TestRowsThatAreNotAdmitted();
+TEST_CASE("variables") {
   TestVariables(true);
   TestVariables(false);
-  TestRestored();
-  std::puts("ps memory budget: ok");
 }
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_server_memory_budget_test

@@ -87,8 +87,8 @@ class Job {
     server_ = StartServer(Options(mode, 1));
     server_->BeginLog(log_.path);
     worker_ = std::make_unique<RawPsWorker>(*server_, 0);
-    EXPECT(worker_->Create("x", {1, 2, 3, 4}) == 0);
-    EXPECT(worker_->Create("y", {5, 6, 7, 8}) == 1);
+    CHECK(worker_->Create("x", {1, 2, 3, 4}) == 0);
+    CHECK(worker_->Create("y", {5, 6, 7, 8}) == 1);
     worker_->Bind(Sgd(), 0);
     worker_->Bind(Sgd(), 1);
     worker_->Ask(MessageType::kTable, Encode(TwoTables("a", "b")));
@@ -115,7 +115,7 @@ class Job {
            std::optional<RawAnswer>* answer) {
     const auto header_and_all = MessageBytes(type, 1000, meta, payload);
     FailAllocation(nth);
-    EXPECT(worker_->peer().Send(header_and_all));
+    CHECK(worker_->peer().Send(header_and_all));
     RawAnswer received;
     if (worker_->TryAwait(&received)) *answer = std::move(received);
     const bool failed = EndFailing();
@@ -143,7 +143,7 @@ struct Case {
 };
 
 bool BothOrNone(bool a, bool b) {
-  EXPECT(a == b);
+  CHECK(a == b);
   return a;
 }
 
@@ -161,20 +161,20 @@ std::vector<Case> Cases() {
                      CreateReply reply;
                      const CreateRequest ask{
                          {{"p", DType::kFloat32, 1, false}, {"q", DType::kFloat32, 1, false}}};
-                     EXPECT_OK(Decode(job.worker().Ask(MessageType::kCreate, Encode(ask)), &reply));
+                     CHECK_OK(Decode(job.worker().Ask(MessageType::kCreate, Encode(ask)), &reply));
                      const uint64_t shards = job.server().stats().shards;
-                     EXPECT(shards == 2 || shards == 4);
+                     CHECK((shards == 2 || shards == 4));
                      return BothOrNone(reply.shards[0] == 2, reply.shards[1] == 3);
                    }});
   cases.push_back(
       {"tables", MessageType::kTable, fixed(Encode(TwoTables("c", "d"))), "", [](Job& job) {
          const size_t tables = job.server().tables().size();
-         EXPECT(tables == 2 || tables == 4);
+         CHECK((tables == 2 || tables == 4));
          // As a worker does that asks again.
          TableReply reply;
-         EXPECT_OK(
+         CHECK_OK(
              Decode(job.worker().Ask(MessageType::kTable, Encode(TwoTables("c", "d"))), &reply));
-         EXPECT(reply.tables == (std::vector<uint32_t>{2, 3}));
+         CHECK(reply.tables == (std::vector<uint32_t>{2, 3}));
          return tables == 4;
        }});
   cases.push_back({"bind", MessageType::kBind,
@@ -191,8 +191,8 @@ std::vector<Case> Cases() {
                    fixed(Encode(ReduceRequest{7, 1, {DType::kFloat32}, {2}})), Raw(Floats{1, 2}),
                    [](Job& job) {
                      // The same execution again, as after a lost connection.
-                     EXPECT(job.worker().AwaitReduce(job.worker().RequestReduce(7, 1, {1, 2})) ==
-                            (Floats{1, 2}));
+                     CHECK(job.worker().AwaitReduce(job.worker().RequestReduce(7, 1, {1, 2})) ==
+                           (Floats{1, 2}));
                      return true;
                    }});
   cases.push_back({"dump", MessageType::kScanRows,
@@ -203,13 +203,13 @@ std::vector<Case> Cases() {
   cases.push_back({"upsert", MessageType::kEditRows,
                    fixed(Encode(EditRowsRequest{0, EditKind::kUpsert, 3, 4, 0})),
                    Raw(fresh) + Raw(Floats(12, 9)), [](Job& job) {
-                     EXPECT(job.rows(0) == 3 || job.rows(0) == 6);
+                     CHECK((job.rows(0) == 3 || job.rows(0) == 6));
                      return job.rows(0) == 6;
                    }});
   cases.push_back({"assign", MessageType::kEditRows,
                    fixed(Encode(EditRowsRequest{0, EditKind::kReplace, 3, 4, 0})),
                    Raw(fresh) + Raw(Floats(12, 9)), [](Job& job) {
-                     EXPECT(job.rows(0) == 3 || job.rows(0) == 6);
+                     CHECK((job.rows(0) == 3 || job.rows(0) == 6));
                      return job.rows(0) == 6;
                    }});
   // Of a variable, some rows of another, and rows of tables: new ones and some that are there.
@@ -224,21 +224,21 @@ std::vector<Case> Cases() {
                        Raw(Floats(12, 1)) + Raw(Ids{1, 10, 11}) + Raw(Floats(12, 1)),
                    [](Job& job) {
                      const bool done = job.Value(0)[0] == 0;
-                     EXPECT(job.Value(0) == (done ? Floats{0, 1, 2, 3} : Floats{1, 2, 3, 4}));
-                     EXPECT(job.Value(1) == (done ? Floats{3, 4, 7, 8} : Floats{5, 6, 7, 8}));
+                     CHECK(job.Value(0) == (done ? Floats{0, 1, 2, 3} : Floats{1, 2, 3, 4}));
+                     CHECK(job.Value(1) == (done ? Floats{3, 4, 7, 8} : Floats{5, 6, 7, 8}));
                      for (int table = 0; table < 2; ++table) {
-                       EXPECT(job.rows(table) == (done ? 5 : 3));
-                       EXPECT(ValueOf(*job.server().tables()[table], 1) == (done ? 0 : 1));
+                       CHECK(job.rows(table) == (done ? 5 : 3));
+                       CHECK(ValueOf(*job.server().tables()[table], 1) == (done ? 0 : 1));
                      }
                      // The log has it too, or says that it has not.
                      std::unique_ptr<Server> copy;
-                     EXPECT_OK(Server::Create(Options(Mode::kAsync, 1), "", 0, true, &copy));
+                     REQUIRE_OK(Server::Create(Options(Mode::kAsync, 1), "", 0, true, &copy));
                      uint64_t records = 0, left_out = 0;
                      if (access(job.log_path().c_str(), F_OK) == 0 &&
                          job.server().stats().log_bytes > 0) {
-                       EXPECT_OK(copy->ReplayLog(job.log_path(), &records, &left_out));
+                       CHECK_OK(copy->ReplayLog(job.log_path(), &records, &left_out));
                      }
-                     EXPECT(records == (done && job.server().stats().log_failed == 0 ? 1 : 0));
+                     CHECK(records == (done && job.server().stats().log_failed == 0 ? 1 : 0));
                      return done;
                    }});
   return cases;
@@ -250,7 +250,7 @@ void TestRequests(Mode mode) {
     int64_t nth = 1;
     int refused = 0, closed = 0;
     for (bool failed = true; failed; nth += every) {
-      EXPECT(nth < kMostAllocations);
+      CHECK(nth < kMostAllocations);
       Job job(mode);
       std::optional<RawAnswer> answer;
       failed = job.Try(nth, one.type, one.meta(job), one.payload, &answer);
@@ -258,21 +258,21 @@ void TestRequests(Mode mode) {
       const bool is_ok = answer.has_value() && answer->status.ok();
       if (answer.has_value() && !is_ok) {
         ++refused;
-        EXPECT_STATUS(answer->status, StatusCode::kResourceExhausted);
-        EXPECT_CONTAINS(answer->status.message(), "parameter server 0, asked by worker 0: out of");
+        CHECK_STATUS(answer->status, StatusCode::kResourceExhausted);
+        CHECK_CONTAINS(answer->status.message(), "parameter server 0, asked by worker 0: out of");
       }
-      EXPECT(failed || is_ok);
-      EXPECT(one.is_done(job) || !is_ok);
+      CHECK((failed || is_ok));
+      CHECK((one.is_done(job) || !is_ok));
       // Other requests go on: no lock was left held.
       job.Lookup({1, 2, 3, 20});
       job.worker().Pull({0, 1});
-      EXPECT(!job.worker().Push<float>(0, UpdateKind::kGradient, {1, 1, 1, 1}));
+      CHECK(!job.worker().Push<float>(0, UpdateKind::kGradient, {1, 1, 1, 1}));
       job.worker().Pull({0, 1});
-      EXPECT(!job.server().TakeSnapshot().shards.empty());
+      CHECK(!job.server().TakeSnapshot().shards.empty());
     }
     std::printf("  %s, mode %d: %d of %d refused, %d closed\n", one.name, static_cast<int>(mode),
                 refused, static_cast<int>(nth - 1) / every - 1, closed);
-    EXPECT(refused > 0);
+    CHECK(refused > 0);
   }
 }
 
@@ -293,8 +293,8 @@ std::optional<std::map<int64_t, float>> CopyOf(Table& table) {
     return std::nullopt;
   }
   const size_t floats = table.content_floats();
-  EXPECT(rows.used.size() == rows.ids.size() && rows.counts.size() == rows.ids.size());
-  EXPECT(rows.content.size() == rows.ids.size() * floats);
+  CHECK((rows.used.size() == rows.ids.size() && rows.counts.size() == rows.ids.size()));
+  CHECK(rows.content.size() == rows.ids.size() * floats);
   for (size_t i = 0; i < rows.ids.size(); ++i) copy[rows.ids[i]] = rows.content[i * floats];
   return copy;
 }
@@ -305,7 +305,7 @@ void TestCopies() {
   bool failed = true;
   int lost = 0;
   for (int64_t nth = 1; failed; ++nth) {
-    EXPECT(nth < kMostAllocations);
+    CHECK(nth < kMostAllocations);
     const auto table = Make(Constant(1, 1), "t");
     const Ids ids = Iota(100);
     Lookup(*table, ids);
@@ -321,26 +321,26 @@ void TestCopies() {
     }
     failed = EndFailing();
     SpareThisThread(true);
-    for (const int64_t id : ids) EXPECT(ValueOf(*table, id) == (applied ? 0 : 1));
+    for (const int64_t id : ids) CHECK(ValueOf(*table, id) == (applied ? 0 : 1));
     if (const auto copy = CopyOf(*table)) {
-      EXPECT(copy->size() == 100);
-      for (const auto& [id, value] : *copy) EXPECT(value == 1);
+      CHECK(copy->size() == 100);
+      for (const auto& [id, value] : *copy) CHECK(value == 1);
     } else {
       ++lost;
       table->EndSnapshot();
     }
     table->BeginSnapshot(false);
     const auto copy = CopyOf(*table);
-    EXPECT(copy && copy->size() == 100 && copy->at(7) == (applied ? 0 : 1));
+    CHECK((copy && copy->size() == 100 && copy->at(7) == (applied ? 0 : 1)));
   }
-  EXPECT(lost > 0);
+  CHECK(lost > 0);
 }
 
 void TestFreeze() {
   bool failed = true;
   int thrown = 0;
   for (int64_t nth = 1; failed; ++nth) {
-    EXPECT(nth < kMostAllocations);
+    CHECK(nth < kMostAllocations);
     Job job(Mode::kAsync);
     const Scratch next_log;
     SpareThisThread(false);
@@ -352,13 +352,13 @@ void TestFreeze() {
     }
     failed = EndFailing();
     SpareThisThread(true);
-    EXPECT(!job.worker().Push<float>(0, UpdateKind::kGradient, {1, 1, 1, 1}));
+    CHECK(!job.worker().Push<float>(0, UpdateKind::kGradient, {1, 1, 1, 1}));
     job.Lookup({1, 2, 30});
     const ServerSnapshot image = job.server().TakeSnapshot();
-    EXPECT(image.shards.size() == 2 && image.tables.size() == 2);
-    EXPECT(CopyOf(*image.tables[1])->size() == 4);
+    CHECK((image.shards.size() == 2 && image.tables.size() == 2));
+    CHECK(CopyOf(*image.tables[1])->size() == 4);
   }
-  EXPECT(thrown > 3);
+  CHECK(thrown > 3);
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -366,57 +366,60 @@ void TestFreeze() {
 void ReceiveMoreThanThereIs() {
   const auto server = StartServer(Options(Mode::kAsync, 2));
   RawPsWorker worker(*server, 0), other(*server, 1);
-  EXPECT(other.Create("small", {1, 2}) == 0);
+  CHECK(other.Create("small", {1, 2}) == 0);
   const rlim_t now = static_cast<rlim_t>(1) << 30;
   const rlimit limit{now, now};
-  EXPECT(setrlimit(RLIMIT_AS, &limit) == 0);
+  CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
   constexpr uint64_t kBytes = uint64_t{1} << 31;
   FrameHeader header = HeaderOf(MessageType::kCreate, 1);
   const std::string meta =
       Encode(CreateRequest{{{"large", DType::kFloat32, kBytes / sizeof(float), true}}});
   header.meta_bytes = static_cast<uint32_t>(meta.size());
   header.payload_bytes = kBytes;
-  EXPECT(worker.peer().Send(Bytes(header, meta)));
+  CHECK(worker.peer().Send(Bytes(header, meta)));
   const std::string piece(1 << 20, 'x');
   for (uint64_t sent = 0; sent < kBytes; sent += piece.size()) {
-    EXPECT(worker.peer().Send(piece));
+    CHECK(worker.peer().Send(piece));
   }
   RawAnswer answer;
-  EXPECT(worker.TryAwait(&answer));
-  EXPECT_STATUS(answer.status, StatusCode::kResourceExhausted);
-  EXPECT_CONTAINS(answer.status.message(),
-                  "parameter server 0, asked by worker 0: out of memory: the creation of variable "
-                  "'large' needs more than the system gives");
-  EXPECT(other.Value(0) == (Floats{1, 2}));
-  EXPECT(server->stats().shards == 1);
+  CHECK(worker.TryAwait(&answer));
+  CHECK_STATUS(answer.status, StatusCode::kResourceExhausted);
+  CHECK_CONTAINS(answer.status.message(),
+                 "parameter server 0, asked by worker 0: out of memory: the creation of variable "
+                 "'large' needs more than the system gives");
+  CHECK(other.Value(0) == (Floats{1, 2}));
+  CHECK(server->stats().shards == 1);
 }
 
 void TestAddressSpace() {
   const pid_t child = fork();
-  EXPECT(child >= 0);
-  if (child == 0) {
-    ReceiveMoreThanThereIs();
-    _exit(0);
-  }
+  REQUIRE(child >= 0);
+  if (child == 0) EndAfter(ReceiveMoreThanThereIs);
   int status = 0;
-  EXPECT(waitpid(child, &status, 0) == child);
-  EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
 }
 #else
 void TestAddressSpace() {}  // sanitizers need address space of their own
 #endif
 
-void Main() {
-  TestAddressSpace();
+TEST_CASE("address space") { TestAddressSpace(); }
+
+TEST_CASE("requests") {
   SpareThisThread(true);
   TestRequests(Mode::kAsync);
   TestRequests(Mode::kSync);
-  TestCopies();
-  TestFreeze();
-  std::puts("ps out of memory: ok");
 }
 
-REGISTER_TEST(Main);
+TEST_CASE("copies") {
+  SpareThisThread(true);
+  TestCopies();
+}
+
+TEST_CASE("freeze") {
+  SpareThisThread(true);
+  TestFreeze();
+}
 
 }  // namespace
 }  // namespace ps_server_out_of_memory_test

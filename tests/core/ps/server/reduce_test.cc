@@ -17,7 +17,7 @@ std::string Waits(const Server& server) {
   return text;
 }
 
-void TestSums() {
+TEST_CASE("sums") {
   auto server = StartServer(Options(Mode::kSync, 3));
   RawPsWorker a(*server, 0), b(*server, 1), c(*server, 2);
   // Two keys, in different orders; each of a few executions.
@@ -27,23 +27,23 @@ void TestSums() {
     const uint64_t a2 = a.RequestReduce(kKey + 1, execution, {4});
     const uint64_t b2 = b.RequestReduce(kKey + 1, execution, {5});
     const uint64_t b1 = b.RequestReduce(kKey, execution, {10, x});
-    EXPECT(!a.HasAnswer(a1) && !b.HasAnswer(b1));
-    EXPECT(Waits(*server) == "0-2 1-2 ");
+    CHECK((!a.HasAnswer(a1) && !b.HasAnswer(b1)));
+    CHECK(Waits(*server) == "0-2 1-2 ");
     const uint64_t c1 = c.RequestReduce(kKey, execution, {100, x});
-    EXPECT(a.AwaitReduce(a1) == Floats({111, 3 * x}));
-    EXPECT(b.AwaitReduce(b1) == Floats({111, 3 * x}));
-    EXPECT(c.AwaitReduce(c1) == Floats({111, 3 * x}));
-    EXPECT(!a.HasAnswer(a2));
-    EXPECT(Waits(*server) == "0-2 1-2 ");
+    CHECK(a.AwaitReduce(a1) == Floats({111, 3 * x}));
+    CHECK(b.AwaitReduce(b1) == Floats({111, 3 * x}));
+    CHECK(c.AwaitReduce(c1) == Floats({111, 3 * x}));
+    CHECK(!a.HasAnswer(a2));
+    CHECK(Waits(*server) == "0-2 1-2 ");
     const uint64_t c2 = c.RequestReduce(kKey + 1, execution, {6});
-    EXPECT(a.AwaitReduce(a2) == Floats{15} && b.AwaitReduce(b2) == Floats{15});
-    EXPECT(c.AwaitReduce(c2) == Floats{15});
-    EXPECT(Waits(*server).empty());
+    CHECK((a.AwaitReduce(a2) == Floats{15} && b.AwaitReduce(b2) == Floats{15}));
+    CHECK(c.AwaitReduce(c2) == Floats{15});
+    CHECK(Waits(*server).empty());
   }
 }
 
 // One reduction of several tensors of several dtypes.
-void TestTensors() {
+TEST_CASE("tensors") {
   auto server = StartServer(Options(Mode::kSync, 2));
   RawPsWorker a(*server, 0), b(*server, 1);
   const std::string meta = Encode(
@@ -53,158 +53,143 @@ void TestTensors() {
   };
   const uint64_t first = a.Request(MessageType::kReduce, meta, payload(1, 0.5, 3));
   const RawAnswer second = b.Try(MessageType::kReduce, meta, payload(2, 0.25, 4));
-  EXPECT_OK(second.status);
-  EXPECT(second.payload == payload(3, 0.75, 7));
-  EXPECT(a.Await(first).payload == payload(3, 0.75, 7));
+  CHECK_OK(second.status);
+  CHECK(second.payload == payload(3, 0.75, 7));
+  CHECK(a.Await(first).payload == payload(3, 0.75, 7));
 }
 
 // A request that is repeated after a broken connection gets the same result, and adds nothing.
-void TestRepeatedRequest() {
+TEST_CASE("repeated request") {
   auto server = StartServer(Options(Mode::kSync, 2));
   auto a = std::make_unique<RawPsWorker>(*server, 0);
   RawPsWorker b(*server, 1);
   a->RequestReduce(kKey, 1, {1});
   a = std::make_unique<RawPsWorker>(*server, 0);  // before the result
   const uint64_t again = a->RequestReduce(kKey, 1, {1});
-  EXPECT(!a->HasAnswer(again));
-  EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 1, {2})) == Floats{3});
-  EXPECT(a->AwaitReduce(again) == Floats{3});
+  CHECK(!a->HasAnswer(again));
+  CHECK(b.AwaitReduce(b.RequestReduce(kKey, 1, {2})) == Floats{3});
+  CHECK(a->AwaitReduce(again) == Floats{3});
   a = std::make_unique<RawPsWorker>(*server, 0);  // after it
-  EXPECT(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{3});
+  CHECK(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{3});
   const uint64_t ahead = b.RequestReduce(kKey + 1, 2, {5});
-  EXPECT(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{3});
-  EXPECT(a->AwaitReduce(a->RequestReduce(kKey + 1, 2, {6})) == Floats{11});
-  EXPECT(b.AwaitReduce(ahead) == Floats{11});
+  CHECK(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{3});
+  CHECK(a->AwaitReduce(a->RequestReduce(kKey + 1, 2, {6})) == Floats{11});
+  CHECK(b.AwaitReduce(ahead) == Floats{11});
   // All workers are further on: the old result is gone, and the worker gets its own values back.
-  EXPECT(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{1});
+  CHECK(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{1});
 }
 
-void TestDisagreement() {
+TEST_CASE("disagreement") {
   auto server = StartServer(Options(Mode::kSync, 2));
   RawPsWorker a(*server, 0), b(*server, 1);
   const uint64_t first = a.RequestReduce(kKey, 1, {1, 2});
-  EXPECT(!a.HasAnswer(first));
+  CHECK(!a.HasAnswer(first));
   RawAnswer wrong = b.Await(b.RequestReduce(kKey, 1, {1, 2, 3}));
-  EXPECT(wrong.status.code() == StatusCode::kInvalidArgument);
-  EXPECT_CONTAINS(wrong.status.message(),
-                  "expected float32[2] for tensor 0, as from rank 0, received float32[3] from "
-                  "rank 1");
+  CHECK(wrong.status.code() == StatusCode::kInvalidArgument);
+  CHECK_CONTAINS(wrong.status.message(),
+                 "expected float32[2] for tensor 0, as from rank 0, received float32[3] from "
+                 "rank 1");
   wrong = b.Try(MessageType::kReduce, Encode(ReduceRequest{kKey, 1, {}, {}}));
-  EXPECT_CONTAINS(wrong.status.message(),
-                  "expected 1 tensors, as from rank 0, received 0 from rank 1");
+  CHECK_CONTAINS(wrong.status.message(),
+                 "expected 1 tensors, as from rank 0, received 0 from rank 1");
   wrong = b.Try(MessageType::kReduce, Encode(ReduceRequest{kKey, 1, {DType::kBytes}, {2}}), "ab");
-  EXPECT_CONTAINS(wrong.status.message(), "no numbers to add up: bytes[2]");
-  EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 1, {10, 20})) == Floats({11, 22}));
-  EXPECT(a.AwaitReduce(first) == Floats({11, 22}));
+  CHECK_CONTAINS(wrong.status.message(), "no numbers to add up: bytes[2]");
+  CHECK(b.AwaitReduce(b.RequestReduce(kKey, 1, {10, 20})) == Floats({11, 22}));
+  CHECK(a.AwaitReduce(first) == Floats({11, 22}));
 }
 
 // A reduction does not wait for workers that left, were dropped, or are at a later execution.
-void TestFewerWorkers() {
+TEST_CASE("fewer workers") {
   ServerOptions options = Options(Mode::kSync, 3);
   options.schedule.worker_timeout_seconds = 0.3;
   auto server = StartServer(options);
   RawPsWorker a(*server, 0), b(*server, 1), c(*server, 2);
   uint64_t first = a.RequestReduce(kKey, 1, {1}), second = b.RequestReduce(kKey, 1, {2});
-  EXPECT(!a.HasAnswer(first));
+  CHECK(!a.HasAnswer(first));
   c.Leave();
-  EXPECT(a.AwaitReduce(first) == Floats{3} && b.AwaitReduce(second) == Floats{3});
+  CHECK((a.AwaitReduce(first) == Floats{3} && b.AwaitReduce(second) == Floats{3}));
   first = a.RequestReduce(kKey, 2, {1});
   second = b.RequestReduce(kKey, 3, {2});  // will not contribute to execution 2
-  EXPECT(a.AwaitReduce(first) == Floats{1});
-  EXPECT(a.AwaitReduce(a.RequestReduce(kKey, 3, {5})) == Floats{7});
-  EXPECT(b.AwaitReduce(second) == Floats{7});
+  CHECK(a.AwaitReduce(first) == Floats{1});
+  CHECK(a.AwaitReduce(a.RequestReduce(kKey, 3, {5})) == Floats{7});
+  CHECK(b.AwaitReduce(second) == Floats{7});
   const TimePoint start = Clock::now();
-  EXPECT(a.AwaitReduce(a.RequestReduce(kKey, 4, {1})) == Floats{1});
-  EXPECT(SecondsSince(start) >= 0.3);
+  CHECK(a.AwaitReduce(a.RequestReduce(kKey, 4, {1})) == Floats{1});
+  CHECK(SecondsSince(start) >= 0.3);
   Server::Event event;
   do {
-    EXPECT(server->WaitForEvent(20, &event));
+    CHECK(server->WaitForEvent(20, &event));
   } while (event.kind != Server::Event::Kind::kLog);
-  EXPECT_CONTAINS(event.text, "worker 1 is dropped");
-  EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 4, {9})) == Floats{1});  // without b
-  b.Pull({});                                                         // b is active again
+  CHECK_CONTAINS(event.text, "worker 1 is dropped");
+  CHECK(b.AwaitReduce(b.RequestReduce(kKey, 4, {9})) == Floats{1});  // without b
+  b.Pull({});                                                        // b is active again
   first = a.RequestReduce(kKey, 5, {1});
-  EXPECT(!a.HasAnswer(first));
-  EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 5, {2})) == Floats{3});
-  EXPECT(a.AwaitReduce(first) == Floats{3});
+  CHECK(!a.HasAnswer(first));
+  CHECK(b.AwaitReduce(b.RequestReduce(kKey, 5, {2})) == Floats{3});
+  CHECK(a.AwaitReduce(first) == Floats{3});
 }
 
 // A worker that asks for one execution again and again: each would be answered.
-void TestImpatientWorker() {
+TEST_CASE("impatient worker") {
   auto server = StartServer(Options(Mode::kSync, 2));
   RawPsWorker a(*server, 0), b(*server, 1);
   const uint64_t first = a.RequestReduce(kKey, 1, {1});
   for (int i = 0; i < 3; ++i) {
     const RawAnswer again = a.Await(a.RequestReduce(kKey, 1, {1}));
-    EXPECT_STATUS(again.status, StatusCode::kFailedPrecondition);
-    EXPECT_CONTAINS(again.status.message(), "waits for its answer already");
+    CHECK_STATUS(again.status, StatusCode::kFailedPrecondition);
+    CHECK_CONTAINS(again.status.message(), "waits for its answer already");
   }
-  EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 1, {2})) == Floats{3});
-  EXPECT(a.AwaitReduce(first) == Floats{3});
+  CHECK(b.AwaitReduce(b.RequestReduce(kKey, 1, {2})) == Floats{3});
+  CHECK(a.AwaitReduce(first) == Floats{3});
 }
 
 // A worker that contributes under one new key after the other.
-void TestManyKeys() {
+TEST_CASE("many keys") {
   auto server = StartServer(Options(Mode::kSync, 1));
   RawPsWorker a(*server, 0);
   constexpr uint64_t kKeys = 1 << 16, kAtOnce = 32;
   for (uint64_t key = 0; key < kKeys; key += kAtOnce) {
     std::vector<uint64_t> numbers;
     for (uint64_t i = 0; i < kAtOnce; ++i) numbers.push_back(a.RequestReduce(key + i, 1, {1}));
-    for (const uint64_t number : numbers) EXPECT(a.AwaitReduce(number) == Floats{1});
+    for (const uint64_t number : numbers) CHECK(a.AwaitReduce(number) == Floats{1});
   }
   const RawAnswer refused = a.Await(a.RequestReduce(kKeys, 1, {1}));
-  EXPECT_STATUS(refused.status, StatusCode::kFailedPrecondition);
-  EXPECT_CONTAINS(refused.status.message(), "there are 65536 already");
-  EXPECT(a.AwaitReduce(a.RequestReduce(7, 2, {1})) == Floats{1});
+  CHECK_STATUS(refused.status, StatusCode::kFailedPrecondition);
+  CHECK_CONTAINS(refused.status.message(), "there are 65536 already");
+  CHECK(a.AwaitReduce(a.RequestReduce(7, 2, {1})) == Floats{1});
 }
 
 // A worker that asks for a reduction and is gone keeps nobody waiting: the others are not dropped.
-void TestNobodyWaits() {
+TEST_CASE("nobody waits") {
   ServerOptions options = Options(Mode::kSync, 2);
   options.schedule.worker_timeout_seconds = 1;
   auto server = StartServer(options);
   auto a = std::make_unique<RawPsWorker>(*server, 0);
   RawPsWorker b(*server, 1);
-  EXPECT(!a->HasAnswer(a->RequestReduce(kKey, 1, {1})));
+  CHECK(!a->HasAnswer(a->RequestReduce(kKey, 1, {1})));
   a = std::make_unique<RawPsWorker>(*server, 0);
   Server::Event event;
-  while (server->WaitForEvent(2, &event)) EXPECT(event.kind != Server::Event::Kind::kLog);
+  while (server->WaitForEvent(2, &event)) CHECK(event.kind != Server::Event::Kind::kLog);
   // It asks again, and now waits.
-  EXPECT(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{1});
-  EXPECT(server->WaitForEvent(20, &event));
-  EXPECT_CONTAINS(event.text, "worker 1 is dropped");
+  CHECK(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{1});
+  CHECK(server->WaitForEvent(20, &event));
+  CHECK_CONTAINS(event.text, "worker 1 is dropped");
 }
 
 // A member begins sums that nobody else knows: the others' are taken all the same.
-void TestLonelySums() {
+TEST_CASE("lonely sums") {
   auto server = StartServer(Options(Mode::kSync, 2));
   RawPsWorker a(*server, 0), b(*server, 1);
   constexpr uint64_t kMost = 1024;
   for (uint64_t sequence = 1; sequence <= kMost; ++sequence) a.RequestReduce(kKey, sequence, {1});
   const RawAnswer refused = a.Await(a.RequestReduce(kKey, kMost + 1, {1}));
-  EXPECT_STATUS(refused.status, StatusCode::kFailedPrecondition);
-  EXPECT_CONTAINS(refused.status.message(), "that rank 0 has begun wait for other workers: 1024");
+  CHECK_STATUS(refused.status, StatusCode::kFailedPrecondition);
+  CHECK_CONTAINS(refused.status.message(), "that rank 0 has begun wait for other workers: 1024");
   const uint64_t of_b = b.RequestReduce(kKey + 1, 1, {2});
-  EXPECT(!b.HasAnswer(of_b));
-  EXPECT(a.AwaitReduce(a.RequestReduce(kKey + 1, 1, {1})) == Floats{3});
-  EXPECT(b.AwaitReduce(of_b) == Floats{3});
+  CHECK(!b.HasAnswer(of_b));
+  CHECK(a.AwaitReduce(a.RequestReduce(kKey + 1, 1, {1})) == Floats{3});
+  CHECK(b.AwaitReduce(of_b) == Floats{3});
 }
-
-void Main() {
-  TestLonelySums();
-  TestImpatientWorker();
-  TestManyKeys();
-  TestSums();
-  TestTensors();
-  TestRepeatedRequest();
-  TestDisagreement();
-  TestFewerWorkers();
-  TestNobodyWaits();
-  std::puts("ps reduce: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_server_reduce_test

@@ -33,19 +33,19 @@ struct Job {
   void Replace() {
     const ps::TableRequest request{{{"t", Slots(ps::OptimizerKind::kAdam), true}}};
     ps::TableReply reply;
-    EXPECT_OK(Decode(other->Ask(MessageType::kTable, Encode(request)), &reply));
-    EXPECT(reply.tables == std::vector<uint32_t>{kTable});
+    CHECK_OK(Decode(other->Ask(MessageType::kTable, Encode(request)), &reply));
+    CHECK(reply.tables == std::vector<uint32_t>{kTable});
   }
   // The answer to a request during whose payload the table is replaced.
   RawAnswer Attack(MessageType type, const std::string& meta, const std::string& payload) {
     const std::string bytes = MessageBytes(type, 77, meta, payload);
     const size_t rest = payload.size() / 2, begun = bytes.size() - rest;
     const uint64_t before = server->stats().bytes_received;
-    EXPECT(attacker->peer().Send(bytes.substr(0, begun)));
-    EXPECT(Eventually(
+    CHECK(attacker->peer().Send(bytes.substr(0, begun)));
+    CHECK(Eventually(
         [&] { return server->stats().bytes_received == before + payload.size() - rest; }));
     Replace();
-    EXPECT(attacker->peer().Send(bytes.substr(begun)));
+    CHECK(attacker->peer().Send(bytes.substr(begun)));
     return attacker->Await(77);
   }
 
@@ -54,11 +54,11 @@ struct Job {
 };
 
 void ExpectRefused(const RawAnswer& answer) {
-  EXPECT_STATUS(answer.status, StatusCode::kFailedPrecondition);
-  EXPECT_CONTAINS(answer.status.message(),
-                  "table 't' was replaced while the request arrived: expected rows of 4 numbers "
-                  "and 0 of slots, as when it began; the table has rows of 4 and 8 of slots now");
-  EXPECT(answer.payload.empty());
+  CHECK_STATUS(answer.status, StatusCode::kFailedPrecondition);
+  CHECK_CONTAINS(answer.status.message(),
+                 "table 't' was replaced while the request arrived: expected rows of 4 numbers "
+                 "and 0 of slots, as when it began; the table has rows of 4 and 8 of slots now");
+  CHECK(answer.payload.empty());
 }
 
 // All of the rows are as they were: nothing of the payload is in them, nor bytes from behind it.
@@ -69,15 +69,15 @@ void ExpectUntouched(Job& job) {
   scan.max_rows = 1 << 20;
   scan.slots = true;
   const RawAnswer rows = job.other->Try(MessageType::kScanRows, Encode(scan));
-  EXPECT_OK(rows.status);
-  EXPECT_OK(Decode(rows.meta, &reply));
-  EXPECT(reply.rows == 10);
+  CHECK_OK(rows.status);
+  CHECK_OK(Decode(rows.meta, &reply));
+  CHECK(reply.rows == 10);
   const Floats content = Values<float>(rows.payload.substr(10 * (8 + 4 + 4)));
-  EXPECT(content.size() == 10 * 12);
+  CHECK(content.size() == 10 * 12);
   for (size_t i = 0; i < content.size(); ++i) {
-    EXPECT(content[i] == (i % 12 < kWidth ? 0.5f : 0.0f));
+    CHECK(content[i] == (i % 12 < kWidth ? 0.5f : 0.0f));
   }
-  EXPECT(job.server->stats().edits == 0 && job.server->stats().pushes == 0);
+  CHECK((job.server->stats().edits == 0 && job.server->stats().pushes == 0));
 }
 
 Ids SomeIds(size_t count) {
@@ -86,7 +86,7 @@ Ids SomeIds(size_t count) {
   return ids;
 }
 
-void TestEdit() {
+TEST_CASE("edit") {
   // 300 rows of 4 numbers: with rows of 12 the copy would go on for 9,600 bytes behind them.
   for (const size_t count : {size_t{300}, size_t{40000}}) {
     Job job;
@@ -102,73 +102,73 @@ void TestEdit() {
     ExpectUntouched(job);
     // Sent again, it is told what the table expects now; its number was not used up.
     const RawAnswer again = job.attacker->Try(MessageType::kEditRows, Encode(edit), payload);
-    EXPECT_STATUS(again.status, StatusCode::kInvalidArgument);
-    EXPECT_CONTAINS(again.status.message(), "table 't': expected rows of 12 numbers, received 4");
+    CHECK_STATUS(again.status, StatusCode::kInvalidArgument);
+    CHECK_CONTAINS(again.status.message(), "table 't': expected rows of 12 numbers, received 4");
     ExpectUntouched(job);
     edit.rows = 1;
     edit.floats = 12;
-    EXPECT_OK(job.attacker
-                  ->Try(MessageType::kEditRows, Encode(edit),
-                        Raw(Ids{3}) + Raw(std::vector<uint32_t>{1, 1}) + Raw(Floats(12, 9)))
-                  .status);
-    EXPECT(ValueOf(*job.server->tables()[0], 3) == 9);
+    CHECK_OK(job.attacker
+                 ->Try(MessageType::kEditRows, Encode(edit),
+                       Raw(Ids{3}) + Raw(std::vector<uint32_t>{1, 1}) + Raw(Floats(12, 9)))
+                 .status);
+    CHECK(ValueOf(*job.server->tables()[0], 3) == 9);
   }
 }
 
-void TestLookup() {
+TEST_CASE("lookup") {
   Job job;
   const LookupRequest lookup{true, {{kTable, 2000, DType::kFloat32}}};
   ExpectRefused(job.Attack(MessageType::kLookup, Encode(lookup), Raw(SomeIds(2000))));
   ExpectUntouched(job);
   const RawAnswer again =
       job.attacker->Try(MessageType::kLookup, Encode(lookup), Raw(SomeIds(2000)));
-  EXPECT(Values<float>(again.payload) == Floats(2000 * kWidth, 0.5f));
+  CHECK(Values<float>(again.payload) == Floats(2000 * kWidth, 0.5f));
 }
 
-void TestFind() {
+TEST_CASE("find") {
   Job job;
   const FindRowsRequest find{kTable, 2000, true};
   ExpectRefused(job.Attack(MessageType::kFindRows, Encode(find), Raw(SomeIds(2000))));
   ExpectUntouched(job);
-  EXPECT_OK(job.attacker->Try(MessageType::kFindRows, Encode(find), Raw(SomeIds(2000))).status);
+  CHECK_OK(job.attacker->Try(MessageType::kFindRows, Encode(find), Raw(SomeIds(2000))).status);
 }
 
 // A push that is refused is not counted: it is applied when it is sent again.
-void TestPush() {
+TEST_CASE("push") {
   Job job;
   PushRequest push = job.attacker->NewPush({{kTable, UpdateKind::kTableRows, 0, 500, kWidth}}, 0.5);
   const std::string payload = Raw(SomeIds(500)) + Raw(Floats(500 * kWidth, 1));
   ExpectRefused(job.Attack(MessageType::kPush, Encode(push), payload));
   ExpectUntouched(job);
-  EXPECT(!job.attacker->Push(push, payload) && job.server->stats().pushes == 1);
-  EXPECT(ValueOf(*job.server->tables()[0], 3) < 0.5f);
+  CHECK((!job.attacker->Push(push, payload) && job.server->stats().pushes == 1));
+  CHECK(ValueOf(*job.server->tables()[0], 3) < 0.5f);
 }
 
 // A synchronous step holds the gradients of a worker until all others have pushed.
-void TestOpenStep() {
+TEST_CASE("open step") {
   Job job(ps::Mode::kSync);
   job.attacker->Pull({});
   job.other->Pull({});
   const auto push = [](RawPsWorker& worker, const Ids& ids) {
     const PushRequest push =
         worker.NewPush({{kTable, UpdateKind::kTableRows, 0, ids.size(), kWidth}}, 0.25);
-    EXPECT(!worker.Push(push, Raw(ids) + Raw(Floats(ids.size() * kWidth, 1))));
+    CHECK(!worker.Push(push, Raw(ids) + Raw(Floats(ids.size() * kWidth, 1))));
   };
   push(*job.attacker, SomeIds(200));
   const std::weak_ptr<ps::Table> former = job.server->tables()[0];
   job.Replace();
   push(*job.other, {3});
   job.other->Pull({});
-  EXPECT(former.expired());
+  CHECK(former.expired());
   // Adam's first step is as long as its learning rate.
   ps::Table& table = *job.server->tables()[0];
-  EXPECT(table.row_count() == 200);
-  for (const int64_t id : {3, 100}) EXPECT(std::abs(ValueOf(table, id) - 0.25f) < 1e-3f);
+  CHECK(table.row_count() == 200);
+  for (const int64_t id : {3, 100}) CHECK(std::abs(ValueOf(table, id) - 0.25f) < 1e-3f);
 }
 
 // Rows that catch up have the slots of Adam. With those of another optimizer, a step would write to
 // slots that they have not.
-void TestSlotsOfAnotherOptimizer() {
+TEST_CASE("slots of another optimizer") {
   Job job;
   ps::TableConfig config = Slots(ps::OptimizerKind::kAdam);
   config.rule = ps::RowRule::kExactAdam;
@@ -176,31 +176,19 @@ void TestSlotsOfAnotherOptimizer() {
     return job.attacker->Try(MessageType::kTable, Encode(ps::TableRequest{{{name, config, false}}}))
         .status;
   };
-  EXPECT_OK(create("a"));
+  CHECK_OK(create("a"));
   config.optimizer.amsgrad = true;
-  EXPECT_STATUS(create("b"), StatusCode::kInvalidArgument);
+  CHECK_STATUS(create("b"), StatusCode::kInvalidArgument);
   config.optimizer = {};
   config.optimizer.kind = ps::OptimizerKind::kRmsprop;
   config.optimizer.momentum = 0.5;
   config.optimizer.centered = true;
   const Status refused = create("b");
-  EXPECT_STATUS(refused, StatusCode::kInvalidArgument);
-  EXPECT_CONTAINS(refused.message(), "table 'b': a table: expected Adam without amsgrad");
-  EXPECT_CONTAINS(refused.message(), "received an optimizer with 3 slots");
-  EXPECT(job.server->tables().size() == 2);
+  CHECK_STATUS(refused, StatusCode::kInvalidArgument);
+  CHECK_CONTAINS(refused.message(), "table 'b': a table: expected Adam without amsgrad");
+  CHECK_CONTAINS(refused.message(), "received an optimizer with 3 slots");
+  CHECK(job.server->tables().size() == 2);
 }
-
-void Main() {
-  TestEdit();
-  TestLookup();
-  TestFind();
-  TestPush();
-  TestOpenStep();
-  TestSlotsOfAnotherOptimizer();
-  std::puts("ps server, replaced tables: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_server_replaced_tables_test

@@ -31,7 +31,7 @@ inline Schedule Started(const ScheduleOptions& options) {
   Schedule schedule(options, At(0));
   for (int worker = 0; worker < options.workers; ++worker) {
     schedule.Join(worker, true);
-    EXPECT(schedule.MayPull(worker, At(0)));
+    REQUIRE(schedule.MayPull(worker, At(0)));
   }
   return schedule;
 }

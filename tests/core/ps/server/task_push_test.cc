@@ -13,64 +13,64 @@ namespace {
 using ps::TaskCommit;
 using ps::TaskPositions;
 
-void TestPositions() {
+TEST_CASE("positions") {
   TaskPositions tasks;
-  EXPECT(tasks.Open(7, "a", 0) == 0 && tasks.Open(8, "b", 5) == 5);
+  CHECK((tasks.Open(7, "a", 0) == 0 && tasks.Open(8, "b", 5) == 5));
   {
     TaskPositions::Claim claim = tasks.Begin({{7, 0, 10}, {8, 5, 6}});
-    EXPECT(claim.granted() && claim.after().size() == 2 && claim.after()[1].trained == 6);
-    EXPECT(!tasks.Begin({{7, 0, 10}}).granted());  // twice at a time
+    CHECK((claim.granted() && claim.after().size() == 2 && claim.after()[1].trained == 6));
+    CHECK(!tasks.Begin({{7, 0, 10}}).granted());  // twice at a time
     claim.Commit();
   }
-  EXPECT(tasks.Advance(7, 0) == 10 && tasks.Advance(8, 9) == 9 && tasks.Advance(8, 2) == 9);
-  EXPECT(!tasks.Begin({{7, 0, 10}}).granted());              // does not follow
-  EXPECT(!tasks.Begin({{7, 10, 12}, {9, 0, 1}}).granted());  // no such lease
-  EXPECT(!tasks.Begin({{7, 10, 9}}).granted());
+  CHECK((tasks.Advance(7, 0) == 10 && tasks.Advance(8, 9) == 9 && tasks.Advance(8, 2) == 9));
+  CHECK(!tasks.Begin({{7, 0, 10}}).granted());              // does not follow
+  CHECK(!tasks.Begin({{7, 10, 12}, {9, 0, 1}}).granted());  // no such lease
+  CHECK(!tasks.Begin({{7, 10, 9}}).granted());
   {
     const TaskPositions::Claim failed = tasks.Begin({{7, 10, 12}});
-    EXPECT(failed.granted());
+    CHECK(failed.granted());
   }
-  EXPECT(tasks.Advance(7, 0) == 10);
+  CHECK(tasks.Advance(7, 0) == 10);
   // Close waits for the push that is being applied.
   TaskPositions::Claim claim = tasks.Begin({{7, 10, 12}});
   auto closed = std::async(std::launch::async, [&] { return tasks.Close(7, false); });
-  EXPECT(closed.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout);
+  CHECK(closed.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout);
   claim.Commit();
-  EXPECT(closed.get() == 12);
-  EXPECT(!tasks.Begin({{7, 12, 13}}).granted() && tasks.Close(7, false) == 0);
-  EXPECT(tasks.Open(10, "a", 3) == 12 && tasks.Save().size() == 2);
+  CHECK(closed.get() == 12);
+  CHECK((!tasks.Begin({{7, 12, 13}}).granted() && tasks.Close(7, false) == 0));
+  CHECK((tasks.Open(10, "a", 3) == 12 && tasks.Save().size() == 2));
   tasks.Forget("a", "c");
-  EXPECT(tasks.Save().size() == 2);  // both have leases
-  EXPECT(tasks.Close(8, true) == 9 && tasks.Save().size() == 1);
+  CHECK(tasks.Save().size() == 2);  // both have leases
+  CHECK((tasks.Close(8, true) == 9 && tasks.Save().size() == 1));
   // A collected push: its position is final, and saved when it is applied.
   tasks.Begin({{10, 12, 15}}).Collect();
-  EXPECT(tasks.Advance(10, 0) == 15 && tasks.Save()[0].trained == 12);
-  EXPECT(!tasks.Begin({{10, 12, 15}}).granted() && tasks.Close(10, false) == 15);
+  CHECK((tasks.Advance(10, 0) == 15 && tasks.Save()[0].trained == 12));
+  CHECK((!tasks.Begin({{10, 12, 15}}).granted() && tasks.Close(10, false) == 15));
   tasks.Forget("a", "c");
-  EXPECT(tasks.Save()[0].trained == 12);
+  CHECK(tasks.Save()[0].trained == 12);
   const std::vector<TaskPosition> applied = tasks.ApplyCollected();
-  EXPECT(applied.size() == 1 && applied[0].task == "a" && applied[0].trained == 15);
-  EXPECT(tasks.Save()[0].trained == 15 && tasks.ApplyCollected().empty());
-  EXPECT(tasks.Open(11, "a", 3) == 15);
+  CHECK((applied.size() == 1 && applied[0].task == "a" && applied[0].trained == 15));
+  CHECK((tasks.Save()[0].trained == 15 && tasks.ApplyCollected().empty()));
+  CHECK(tasks.Open(11, "a", 3) == 15);
   tasks.Restore({{"a", 4}, {"z", 1}});
-  EXPECT(tasks.Advance(11, 0) == 15 && tasks.Save()[1].trained == 1);
+  CHECK((tasks.Advance(11, 0) == 15 && tasks.Save()[1].trained == 1));
 }
 
 // The master forgets a task whose push is collected, and of which nothing seems to be left to do.
-void TestForgottenTasks() {
+TEST_CASE("forgotten tasks") {
   TaskPositions tasks;
   tasks.Open(1, "a", 3);
   tasks.Begin({{1, 3, 3}}).Collect();  // of no records
-  EXPECT(tasks.Close(1, true) == 3 && tasks.Save().empty());
+  CHECK((tasks.Close(1, true) == 3 && tasks.Save().empty()));
   tasks.Open(2, "b", 0);
   tasks.Begin({{2, 0, 4}}).Collect();
-  EXPECT(tasks.Advance(2, 9) == 9 && tasks.Close(2, true) == 9 && tasks.Save().empty());
-  EXPECT(tasks.ApplyCollected().empty());
+  CHECK((tasks.Advance(2, 9) == 9 && tasks.Close(2, true) == 9 && tasks.Save().empty()));
+  CHECK(tasks.ApplyCollected().empty());
   // Two leases of one task: the other one goes on.
   tasks.Open(3, "c", 5);
   tasks.Open(4, "c", 5);
-  EXPECT(tasks.Close(3, true) == 5 && tasks.Advance(4, 8) == 8 && tasks.Close(4, true) == 8);
-  EXPECT(tasks.Save().empty());
+  CHECK((tasks.Close(3, true) == 5 && tasks.Advance(4, 8) == 8 && tasks.Close(4, true) == 8));
+  CHECK(tasks.Save().empty());
 }
 
 PushReply Train(RawPsWorker* worker, uint32_t shard, const Floats& gradient,
@@ -80,8 +80,8 @@ PushReply Train(RawPsWorker* worker, uint32_t shard, const Floats& gradient,
   push.of_tasks = true;
   push.commits = std::move(commits);
   PushReply reply;
-  EXPECT_OK(Decode(worker->Ask(MessageType::kPush, Encode(push), Raw(gradient)), &reply));
-  EXPECT(!reply.dropped);
+  CHECK_OK(Decode(worker->Ask(MessageType::kPush, Encode(push), Raw(gradient)), &reply));
+  CHECK(!reply.dropped);
   return reply;
 }
 
@@ -92,33 +92,33 @@ void TestRefusedPushes(ps::Mode mode) {
   worker.Bind(Sgd(), shard);
   server->tasks().Open(1, "a", 0);
   worker.Pull({shard});
-  EXPECT(!Train(&worker, shard, {1}, {{1, 0, 4}}).refused);
-  EXPECT(!Train(&worker, shard, {1}, {{1, 0, 4}}, worker.sequence).refused);  // sent again
-  EXPECT(worker.Value(shard) == Floats{-1});
-  EXPECT(Train(&worker, shard, {1}, {{1, 0, 4}}).refused);
-  EXPECT(Train(&worker, shard, {1}, {{1, 0, 4}}, worker.sequence).refused);  // sent again
-  EXPECT(server->tasks().Close(1, false) == 4);
-  EXPECT(Train(&worker, shard, {1}, {{1, 4, 8}}).refused);
-  EXPECT(worker.Value(shard) == Floats{-1});
+  CHECK(!Train(&worker, shard, {1}, {{1, 0, 4}}).refused);
+  CHECK(!Train(&worker, shard, {1}, {{1, 0, 4}}, worker.sequence).refused);  // sent again
+  CHECK(worker.Value(shard) == Floats{-1});
+  CHECK(Train(&worker, shard, {1}, {{1, 0, 4}}).refused);
+  CHECK(Train(&worker, shard, {1}, {{1, 0, 4}}, worker.sequence).refused);  // sent again
+  CHECK(server->tasks().Close(1, false) == 4);
+  CHECK(Train(&worker, shard, {1}, {{1, 4, 8}}).refused);
+  CHECK(worker.Value(shard) == Floats{-1});
   const ps::ServerStats stats = server->stats();
-  EXPECT(stats.refused_pushes == 2 && stats.pushes == 1 && stats.repeated_pushes == 2);
+  CHECK((stats.refused_pushes == 2 && stats.pushes == 1 && stats.repeated_pushes == 2));
 
   PushRequest silent = worker.NewPush({{shard, UpdateKind::kGradient, 0, 0, 0}});
   silent.commits = {{1, 4, 8}};
-  EXPECT_STATUS(worker.Try(MessageType::kPush, Encode(silent), Raw(Floats{1})).status,
-                StatusCode::kInvalidArgument);
+  CHECK_STATUS(worker.Try(MessageType::kPush, Encode(silent), Raw(Floats{1})).status,
+               StatusCode::kInvalidArgument);
 }
 
 // A server that is restored from nothing but a log: its values are those of its positions.
 struct Restored {
   explicit Restored(const std::string& log, const ps::ServerSnapshot& snapshot = {},
                     const ps::ServerOptions& options = Options(ps::Mode::kAsync, 1)) {
-    EXPECT_OK(ps::Server::Create(options, "", 0, true, &server));
-    EXPECT_OK(server->Restore(snapshot));
+    REQUIRE_OK(ps::Server::Create(options, "", 0, true, &server));
+    REQUIRE_OK(server->Restore(snapshot));
     status = server->ReplayLog(log, &records, &left_out);
     if (!status.ok()) return;
     server->BeginLog(log + ".next");
-    EXPECT_OK(server->Start(TestKey()));
+    REQUIRE_OK(server->Start(TestKey()));
   }
 
   std::unique_ptr<ps::Server> server;
@@ -132,7 +132,7 @@ struct Beside {
   std::string path;
 };
 
-void TestReplay() {
+TEST_CASE("replay") {
   const Scratch file;
   const Beside values{file.path + ".values"}, next{file.path + ".next"},
       next_values{file.path + ".next.values"};
@@ -142,9 +142,9 @@ void TestReplay() {
   std::string unanswered;
   {
     std::unique_ptr<ps::Server> server;
-    EXPECT_OK(ps::Server::Create(Options(ps::Mode::kAsync, 1), "", 0, true, &server));
+    REQUIRE_OK(ps::Server::Create(Options(ps::Mode::kAsync, 1), "", 0, true, &server));
     server->BeginLog(file.path);
-    EXPECT_OK(server->Start(TestKey()));
+    REQUIRE_OK(server->Start(TestKey()));
     RawPsWorker worker(*server, 0);
     const uint32_t w = worker.Create("w", Floats{0, 0});
     const uint32_t moment = worker.Create("m", Floats{0, 0});
@@ -162,7 +162,7 @@ void TestReplay() {
           Raw(Floats{1, 2}) + Raw(std::vector<int64_t>{i == 2 ? 1 : 0}) + Raw(Floats{1, 1});
       worker.Ask(MessageType::kPush, Encode(push), payload);
       unanswered = MessageBytes(MessageType::kPush, 77, Encode(push), payload);
-      EXPECT(worker.Value(w) == expected[i + 1]);
+      CHECK(worker.Value(w) == expected[i + 1]);
     }
   }
   const std::string content = file.Read();
@@ -174,50 +174,50 @@ void TestReplay() {
     // The values are those after the last push: where the log lacks two pushes, their places are
     // overwritten, which no kill can do.
     if (!restored.status.ok()) {
-      EXPECT_CONTAINS(restored.status.message(), "are damaged");
+      CHECK_CONTAINS(restored.status.message(), "are damaged");
       continue;
     }
     RawPsWorker worker(*restored.server, 0);
     const uint64_t position = restored.server->tasks().Open(5, "a", 0);
-    EXPECT(position == restored.records);
+    CHECK(position == restored.records);
     const uint32_t w = worker.Create("w", Floats{0, 0});
-    EXPECT(worker.Value(w) == expected[position]);
+    CHECK(worker.Value(w) == expected[position]);
   }
   file.Write(content);
   Restored restored(file.path);
-  EXPECT_OK(restored.status);
-  EXPECT(restored.records == 3 && restored.left_out == 0);
+  CHECK_OK(restored.status);
+  CHECK((restored.records == 3 && restored.left_out == 0));
   RawPsWorker worker(*restored.server, 0);
   const uint32_t w = worker.Create("w", Floats{0, 0});
   const uint32_t moment = worker.Create("m", Floats{0, 0});
   const uint32_t rows = worker.Create("rows", Floats{0, 0, 0, 0});
-  EXPECT(worker.Value(moment) == Floats({-3, -6}) &&
-         worker.Value(rows) == Floats({-2, -2, -1, -1}));
+  CHECK(
+      (worker.Value(moment) == Floats({-3, -6}) && worker.Value(rows) == Floats({-2, -2, -1, -1})));
   worker.Bind(momentum, w, {moment});
   worker.Bind(Sgd(), rows);
   // The last push, whose answer its worker has not got, is not applied again, nor refused.
-  EXPECT(worker.peer().Send(unanswered));
+  CHECK(worker.peer().Send(unanswered));
   PushReply reply;
   const RawAnswer answer = worker.Await(77);
-  EXPECT_OK(answer.status);
-  EXPECT_OK(Decode(answer.meta, &reply));
-  EXPECT(!reply.refused && worker.Value(w) == expected[3]);
+  CHECK_OK(answer.status);
+  CHECK_OK(Decode(answer.meta, &reply));
+  CHECK((!reply.refused && worker.Value(w) == expected[3]));
 }
 
 // In a synchronous job records count with their step, which a killed server may have lost.
-void TestSynchronousJob() {
+TEST_CASE("synchronous job") {
   const Scratch file;
   const Beside values{file.path + ".values"}, next{file.path + ".next"},
       next_values{file.path + ".next.values"};
   const ps::ServerOptions options = Options(ps::Mode::kSync, 2);
   {
     std::unique_ptr<ps::Server> server;
-    EXPECT_OK(ps::Server::Create(options, "", 0, true, &server));
+    REQUIRE_OK(ps::Server::Create(options, "", 0, true, &server));
     server->BeginLog(file.path);
-    EXPECT_OK(server->Start(TestKey()));
+    REQUIRE_OK(server->Start(TestKey()));
     RawPsWorker first(*server, 0), second(*server, 1);
     const uint32_t shard = first.Create("w", Floats{0});
-    EXPECT(second.Create("w", DType::kFloat32, 1, "") == shard);
+    CHECK(second.Create("w", DType::kFloat32, 1, "") == shard);
     first.Bind(Sgd(), shard);
     server->tasks().Open(1, "a", 0);
     server->tasks().Open(2, "b", 0);
@@ -228,31 +228,31 @@ void TestSynchronousJob() {
     };
     first.Pull({shard});
     second.Pull({shard});
-    EXPECT(!Train(&first, shard, {1}, {{1, 0, 4}}).refused);
-    EXPECT(server->tasks().Advance(1, 0) == 4 && saved() == std::vector<uint64_t>({0, 0}));
-    EXPECT(!Train(&second, shard, {2}, {{2, 0, 3}}).refused);
-    EXPECT(saved() == std::vector<uint64_t>({4, 3}));
-    EXPECT(first.Value(shard, true) == Floats{-3});
+    CHECK(!Train(&first, shard, {1}, {{1, 0, 4}}).refused);
+    CHECK((server->tasks().Advance(1, 0) == 4 && saved() == std::vector<uint64_t>({0, 0})));
+    CHECK(!Train(&second, shard, {2}, {{2, 0, 3}}).refused);
+    CHECK(saved() == std::vector<uint64_t>({4, 3}));
+    CHECK(first.Value(shard, true) == Floats{-3});
     second.Pull({shard});
     // A refused push is a contribution without values: the others do not wait for it.
-    EXPECT(Train(&first, shard, {100}, {{1, 0, 4}}).refused);
-    EXPECT(!Train(&second, shard, {4}, {{2, 3, 5}}).refused);
-    EXPECT(first.Value(shard, true) == Floats{-7});
+    CHECK(Train(&first, shard, {100}, {{1, 0, 4}}).refused);
+    CHECK(!Train(&second, shard, {4}, {{2, 3, 5}}).refused);
+    CHECK(first.Value(shard, true) == Floats{-7});
     second.Pull({shard});
-    EXPECT(!Train(&second, shard, {8}, {{2, 5, 9}}).refused);
-    EXPECT(server->tasks().Close(2, false) == 9 && saved() == std::vector<uint64_t>({4, 5}));
+    CHECK(!Train(&second, shard, {8}, {{2, 5, 9}}).refused);
+    CHECK((server->tasks().Close(2, false) == 9 && saved() == std::vector<uint64_t>({4, 5})));
   }
   Restored restored(file.path, {}, options);
-  EXPECT_OK(restored.status);
+  CHECK_OK(restored.status);
   RawPsWorker worker(*restored.server, 1);
   const uint32_t shard = worker.Create("w", Floats{0});
-  EXPECT(worker.Value(shard) == Floats{-7});
-  EXPECT(restored.server->tasks().Open(5, "a", 0) == 4);
-  EXPECT(restored.server->tasks().Open(6, "b", 0) == 5);
+  CHECK(worker.Value(shard) == Floats{-7});
+  CHECK(restored.server->tasks().Open(5, "a", 0) == 4);
+  CHECK(restored.server->tasks().Open(6, "b", 0) == 5);
 }
 
 // A gradient that comes too late is dropped, and its worker gives the records back.
-void TestLatePush() {
+TEST_CASE("late push") {
   ps::ServerOptions options = Options(ps::Mode::kSync, 2);
   options.schedule.num_aggregate = 1;
   const auto server = StartServer(options);
@@ -268,74 +268,64 @@ void TestLatePush() {
   late.commits = {{1, 0, 4}};
   for (int i = 0; i < 2; ++i) {  // the second time sent again
     PushReply reply;
-    EXPECT_OK(Decode(slow.Ask(MessageType::kPush, Encode(late), Raw(Floats{1})), &reply));
-    EXPECT(reply.dropped && reply.refused);
+    CHECK_OK(Decode(slow.Ask(MessageType::kPush, Encode(late), Raw(Floats{1})), &reply));
+    CHECK((reply.dropped && reply.refused));
   }
-  EXPECT(server->tasks().Close(1, false) == 0);
+  CHECK(server->tasks().Close(1, false) == 0);
 }
 
 // The client: a refused batch is told, and later batches of its tasks send nothing.
-void TestClient() {
+TEST_CASE("client") {
   const auto home = StartServer(AsyncJob(2)), other = StartServer(AsyncJob(2));
   Worker worker(0, 2, 2);
   worker.Connect(*home, 0);
   worker.Connect(*other, 1);
   const int a = worker.Add("a", {1}), b = worker.Add("b", {1}, DType::kFloat32, 1);
-  EXPECT_OK(worker.Create(a, Floats{0}));
-  EXPECT_OK(worker.Create(b, Floats{0}));
+  REQUIRE_OK(worker.Create(a, Floats{0}));
+  REQUIRE_OK(worker.Create(b, Floats{0}));
   for (const int parameter : {a, b}) {
-    EXPECT_OK(Call([&](ps::Done done) {
+    REQUIRE_OK(Call([&](ps::Done done) {
       worker.client().parameters().Bind({}, {{parameter, {}, 0}}, std::move(done));
     }));
   }
   ps::TaskCommits& commits = worker.client().commits().tasks();
   const auto step = [&](bool ends_step = true) {
-    EXPECT_OK(worker.Pull({a, b}));
+    CHECK_OK(worker.Pull({a, b}));
     worker.Stage(a, {1});
     worker.Stage(b, {1});
-    EXPECT_OK(Call(
+    CHECK_OK(Call(
         [&](ps::Done done) { worker.client().parameters().Push({}, std::move(done), ends_step); }));
-    EXPECT_OK(worker.client().Flush(kPatience));
-    EXPECT_OK(worker.Pull({a, b}, false));
+    CHECK_OK(worker.client().Flush(kPatience));
+    CHECK_OK(worker.Pull({a, b}, false));
     return std::pair(worker.Value(a)[0], worker.Value(b)[0]);
   };
   home->tasks().Open(1, "task", 0);
   commits.Add(3, {{1, 0, 2}});
-  EXPECT(step() == std::pair(-1.0f, -1.0f));  // without BeginSteps it commits nothing
-  EXPECT(home->tasks().Advance(1, 0) == 0);
+  CHECK(step() == std::pair(-1.0f, -1.0f));  // without BeginSteps it commits nothing
+  CHECK(home->tasks().Advance(1, 0) == 0);
   commits.BeginSteps(3, 1);
-  EXPECT(step(/*ends_step=*/false) == std::pair(-2.0f, -2.0f));
-  EXPECT(home->tasks().Advance(1, 0) == 0);
-  EXPECT(step() == std::pair(-3.0f, -3.0f));
-  EXPECT(home->tasks().Advance(1, 0) == 2);
+  CHECK(step(/*ends_step=*/false) == std::pair(-2.0f, -2.0f));
+  CHECK(home->tasks().Advance(1, 0) == 0);
+  CHECK(step() == std::pair(-3.0f, -3.0f));
+  CHECK(home->tasks().Advance(1, 0) == 2);
   std::vector<uint64_t> leases;
-  EXPECT(commits.TakeRefused(&leases) == 0 && leases.empty());
+  CHECK((commits.TakeRefused(&leases) == 0 && leases.empty()));
 
   home->tasks().Close(1, false);
   for (uint64_t i = 2; i < 5; ++i) commits.Add(3, {{1, i, i + 1}});
   commits.BeginSteps(3, 3);
   // The other server does not know of tasks: it applies one step, until the worker knows.
-  EXPECT(step() == std::pair(-3.0f, -4.0f));
-  EXPECT(step() == std::pair(-3.0f, -4.0f) && step() == std::pair(-3.0f, -4.0f));
-  EXPECT(commits.TakeRefused(&leases) == 3 && leases == std::vector<uint64_t>{1});
-  EXPECT(commits.TakeRefused(&leases) == 0 && leases.empty());
-  EXPECT(worker.client().stats().refused_pushes == 3);
+  CHECK(step() == std::pair(-3.0f, -4.0f));
+  CHECK((step() == std::pair(-3.0f, -4.0f) && step() == std::pair(-3.0f, -4.0f)));
+  CHECK((commits.TakeRefused(&leases) == 3 && leases == std::vector<uint64_t>{1}));
+  CHECK((commits.TakeRefused(&leases) == 0 && leases.empty()));
+  CHECK(worker.client().stats().refused_pushes == 3);
 }
 
-void Main() {
-  TestPositions();
-  TestForgottenTasks();
+TEST_CASE("refused pushes") {
   TestRefusedPushes(ps::Mode::kAsync);
   TestRefusedPushes(ps::Mode::kSsp);
-  TestSynchronousJob();
-  TestReplay();
-  TestSynchronousJob();
-  TestLatePush();
-  TestClient();
-  std::puts("ps task push: ok");
 }
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_server_task_push_test

@@ -39,7 +39,7 @@ struct Restored {
     };
     reader.sets = [this](const std::string& name, DType, uint64_t elements, ps::BlockPtr value) {
       Floats& floats = shards[name];
-      EXPECT(value->bytes() == elements * sizeof(float));
+      CHECK(value->bytes() == elements * sizeof(float));
       floats.resize(elements);
       std::memcpy(floats.data(), value->data(), value->bytes());
       return Status();
@@ -69,19 +69,19 @@ std::string Begin() { return kLogBegin + TableDescription("t", Constant(1, 0)); 
 void ExpectLeftOut(const std::string& record, const std::string& kind, const std::string& why) {
   const std::string before = Begin() + PushRecordOf(1);
   Restored restored(before + record + PushRecordOf(2));
-  EXPECT_OK(restored.status);
-  EXPECT(restored.records == 2 && restored.left_out == 0);
-  EXPECT(restored.Row(1) == -1 && restored.Row(2) == -1 && restored.Row(3) == 0);
-  EXPECT(restored.shards.empty() && restored.positions.empty());
-  EXPECT(!restored.reports.empty());
-  EXPECT_CONTAINS(restored.reports[0],
-                  StrCat(restored.file.path, ": the record at byte ", before.size(), " (", kind,
-                         ") is left out, and what it changed is lost: "));
-  EXPECT_CONTAINS(restored.reports[0], why);
+  CHECK_OK(restored.status);
+  CHECK((restored.records == 2 && restored.left_out == 0));
+  CHECK((restored.Row(1) == -1 && restored.Row(2) == -1 && restored.Row(3) == 0));
+  CHECK((restored.shards.empty() && restored.positions.empty()));
+  CHECK(!restored.reports.empty());
+  CHECK_CONTAINS(restored.reports[0],
+                 StrCat(restored.file.path, ": the record at byte ", before.size(), " (", kind,
+                        ") is left out, and what it changed is lost: "));
+  CHECK_CONTAINS(restored.reports[0], why);
 }
 
 // A product that wraps to 16 bytes: rows could be written at any distance behind them.
-void TestElementsThatWrap() {
+TEST_CASE("elements that wrap") {
   const std::string value(16, '\0');
   const std::string push = Record(
       kTaskPushRecord, PushMeta({}, {}) + TaskFields("a", 5,
@@ -94,19 +94,19 @@ void TestElementsThatWrap() {
   Restored restored(
       begin + ShardDescription("x", DType::kFloat32, kHuge + 4) + push + rows + PushRecordOf(2),
       value);
-  EXPECT_OK(restored.status);
-  EXPECT(restored.records == 1 && restored.Row(2) == -1);
-  EXPECT(restored.shards.empty() && restored.positions.empty());
-  EXPECT(restored.reports.size() == 3);
-  EXPECT_CONTAINS(restored.reports[0],
-                  StrCat(restored.file.path, ": the record at byte ", begin.size(),
-                         " (the description of a shard) is left out"));
-  EXPECT_CONTAINS(restored.reports[0], StrCat("field 'elements': expected at most ",
-                                              uint64_t{1} << 34, ", received ", kHuge + 4));
-  EXPECT_CONTAINS(restored.reports[1], "shard 1, which it changes, was left out");
+  CHECK_OK(restored.status);
+  CHECK((restored.records == 1 && restored.Row(2) == -1));
+  CHECK((restored.shards.empty() && restored.positions.empty()));
+  CHECK(restored.reports.size() == 3);
+  CHECK_CONTAINS(restored.reports[0],
+                 StrCat(restored.file.path, ": the record at byte ", begin.size(),
+                        " (the description of a shard) is left out"));
+  CHECK_CONTAINS(restored.reports[0], StrCat("field 'elements': expected at most ",
+                                             uint64_t{1} << 34, ", received ", kHuge + 4));
+  CHECK_CONTAINS(restored.reports[1], "shard 1, which it changes, was left out");
 }
 
-void TestNumbers() {
+TEST_CASE("numbers") {
   const auto rows = [](const std::vector<RowFields>& fields, const std::string& arrays) {
     return Record(kPushRecord, PushMeta({}, fields), arrays);
   };
@@ -143,60 +143,59 @@ void TestNumbers() {
 }
 
 // Others keep their numbers.
-void TestDescriptionThatIsLeftOut() {
+TEST_CASE("description that is left out") {
   Restored restored(kLogBegin + TableDescription("bad", Constant(0, 0)) +
                     TableDescription("t", Constant(1, 0)) + PushRecordOf(1, 0, 0) +
                     PushRecordOf(2, 0, 1));
-  EXPECT_OK(restored.status);
-  EXPECT(restored.records == 1 && restored.tables.size() == 1 && restored.Row(2) == -1);
-  EXPECT(restored.reports.size() == 2);
-  EXPECT_CONTAINS(restored.reports[1], "table 0, which it changes, was left out");
+  CHECK_OK(restored.status);
+  CHECK((restored.records == 1 && restored.tables.size() == 1 && restored.Row(2) == -1));
+  CHECK(restored.reports.size() == 2);
+  CHECK_CONTAINS(restored.reports[1], "table 0, which it changes, was left out");
 }
 
 // A record in the middle is damaged. Pushes of rows behind it are not lost with it.
-void TestDamage() {
+TEST_CASE("damage") {
   const std::string begin = Begin() + PushRecordOf(1);
   std::string damaged = PushRecordOf(2);
   damaged[kRecordHead + 20] ^= 1;
   {
     Restored restored(begin + damaged + PushRecordOf(3));
-    EXPECT_OK(restored.status);
-    EXPECT(restored.records == 2 && restored.left_out == 0 && restored.reports.size() == 1);
-    EXPECT(restored.Row(1) == -1 && restored.Row(2) == 0 && restored.Row(3) == -1);
-    EXPECT_CONTAINS(restored.reports[0],
-                    StrCat("at byte ", begin.size(), " (damaged) is left out"));
-    EXPECT_CONTAINS(restored.reports[0], "its checksum: expected ");
+    CHECK_OK(restored.status);
+    CHECK((restored.records == 2 && restored.left_out == 0 && restored.reports.size() == 1));
+    CHECK((restored.Row(1) == -1 && restored.Row(2) == 0 && restored.Row(3) == -1));
+    CHECK_CONTAINS(restored.reports[0], StrCat("at byte ", begin.size(), " (damaged) is left out"));
+    CHECK_CONTAINS(restored.reports[0], "its checksum: expected ");
   }
   {  // Its size is damaged: it cannot be told where it ends, but that it is no torn one.
     std::string endless = PushRecordOf(2);
     endless[8 + 5] = 1;  // 2^40 bytes of arrays
     const std::string rest = endless + PushRecordOf(3);
     Restored restored(begin + rest);
-    EXPECT_OK(restored.status);
-    EXPECT(restored.records == 1 && restored.left_out == rest.size() && restored.Row(3) == 0);
-    EXPECT(restored.reports.size() == 1);
-    EXPECT_CONTAINS(restored.reports[0], StrCat("its last ", rest.size(), " bytes, from byte ",
-                                                begin.size(), " on, are left out"));
+    CHECK_OK(restored.status);
+    CHECK((restored.records == 1 && restored.left_out == rest.size() && restored.Row(3) == 0));
+    CHECK(restored.reports.size() == 1);
+    CHECK_CONTAINS(restored.reports[0], StrCat("its last ", rest.size(), " bytes, from byte ",
+                                               begin.size(), " on, are left out"));
     Restored torn(begin + endless);
-    EXPECT(torn.reports.empty() && torn.left_out == endless.size());
+    CHECK((torn.reports.empty() && torn.left_out == endless.size()));
   }
   // It may have been a description, so a later one has no known number.
   const std::string more = TableDescription("u", Constant(1, 0)) + PushRecordOf(3, 0, 1);
   Restored restored(begin + damaged + more);
-  EXPECT_OK(restored.status);
-  EXPECT(restored.records == 1 && restored.left_out == more.size());
-  EXPECT(restored.tables.size() == 1 && restored.reports.size() == 2);
-  EXPECT_CONTAINS(restored.reports[1], "may have been a description too");
+  CHECK_OK(restored.status);
+  CHECK((restored.records == 1 && restored.left_out == more.size()));
+  CHECK((restored.tables.size() == 1 && restored.reports.size() == 2));
+  CHECK_CONTAINS(restored.reports[1], "may have been a description too");
   // Not more lines than somebody reads.
   std::string many = Begin();
   for (int i = 0; i < 30; ++i) many += damaged;
   Restored lines(many);
-  EXPECT(lines.reports.size() == 11);
-  EXPECT_CONTAINS(lines.reports.back(), "20 more records are left out as well");
+  CHECK(lines.reports.size() == 11);
+  CHECK_CONTAINS(lines.reports.back(), "20 more records are left out as well");
 }
 
 // Pushes of data tasks: positions, values and rows stay those of one moment.
-void TestTasks() {
+TEST_CASE("tasks") {
   const std::string first = ArrayOf(Floats{1, 1}), second = ArrayOf(Floats{2, 2}),
                     third = ArrayOf(Floats{3, 3});
   const auto push = [](uint64_t trained, uint64_t offset, const std::string& value) {
@@ -213,55 +212,55 @@ void TestTasks() {
   };
   {
     Restored restored(begin + one + two + three, third + second);
-    EXPECT_OK(restored.status);
-    EXPECT(restored.records == 3 && restored.reports.empty() && restored.positions["a"] == 3);
-    EXPECT(restored.shards["w"] == Floats({3, 3}) && restored.Row(1) + restored.Row(3) == -2);
+    CHECK_OK(restored.status);
+    CHECK((restored.records == 3 && restored.reports.empty() && restored.positions["a"] == 3));
+    CHECK((restored.shards["w"] == Floats({3, 3}) && restored.Row(1) + restored.Row(3) == -2));
   }
   {  // The last one is torn, as by a kill.
     Restored restored(begin + one + two + three.substr(0, three.size() - 1), third + second);
-    EXPECT_OK(restored.status);
-    EXPECT(restored.records == 2 && restored.reports.empty() && restored.positions["a"] == 2);
-    EXPECT(restored.left_out == three.size() - 1);
-    EXPECT(restored.shards["w"] == Floats({2, 2}) && restored.Row(3) == 0);
+    CHECK_OK(restored.status);
+    CHECK((restored.records == 2 && restored.reports.empty() && restored.positions["a"] == 2));
+    CHECK(restored.left_out == three.size() - 1);
+    CHECK((restored.shards["w"] == Floats({2, 2}) && restored.Row(3) == 0));
   }
   {  // The second is damaged: the first counts. Rows that are not of tasks go on.
     Restored restored(begin + one + damaged(two) + PushRecordOf(9), first + second);
-    EXPECT_OK(restored.status);
-    EXPECT(restored.records == 2 && restored.positions["a"] == 1);
-    EXPECT(restored.shards["w"] == Floats({1, 1}) && restored.Row(1) == -1 &&
-           restored.Row(2) == 0 && restored.Row(9) == -1);
+    CHECK_OK(restored.status);
+    CHECK((restored.records == 2 && restored.positions["a"] == 1));
+    CHECK((restored.shards["w"] == Floats({1, 1}) && restored.Row(1) == -1 &&
+           restored.Row(2) == 0 && restored.Row(9) == -1));
   }
   {  // The same, and the third has overwritten the value of the first: none counts.
     Restored restored(begin + one + damaged(two) + three + PushRecordOf(9), third + second);
-    EXPECT_OK(restored.status);
-    EXPECT(restored.records == 1 && restored.positions.empty() && restored.shards.empty());
-    EXPECT(restored.Row(1) == 0 && restored.Row(3) == 0 && restored.Row(9) == -1);
-    EXPECT(restored.reports.size() == 3);
-    EXPECT_CONTAINS(restored.reports[1],
-                    "none of its pushes of data tasks counts, as the value of shard 'w' is lost");
-    EXPECT_CONTAINS(restored.reports[1], "the 8 bytes at 0 are damaged");
-    EXPECT_CONTAINS(restored.reports[2], "2 of its pushes of data tasks do not count");
+    CHECK_OK(restored.status);
+    CHECK((restored.records == 1 && restored.positions.empty() && restored.shards.empty()));
+    CHECK((restored.Row(1) == 0 && restored.Row(3) == 0 && restored.Row(9) == -1));
+    CHECK(restored.reports.size() == 3);
+    CHECK_CONTAINS(restored.reports[1],
+                   "none of its pushes of data tasks counts, as the value of shard 'w' is lost");
+    CHECK_CONTAINS(restored.reports[1], "the 8 bytes at 0 are damaged");
+    CHECK_CONTAINS(restored.reports[2], "2 of its pushes of data tasks do not count");
   }
   // Files of values that are no such files.
   for (const uint64_t offset : {uint64_t{9}, uint64_t{1} << 63, UINT64_MAX - 3}) {
     Restored restored(begin + push(1, offset, first) + PushRecordOf(9), first + second);
-    EXPECT_OK(restored.status);
-    EXPECT(restored.records == 1 && restored.positions.empty() && restored.shards.empty());
-    EXPECT_CONTAINS(restored.reports[0],
-                    StrCat("expected 8 bytes at ", offset, " of a file, received a file of 16"));
+    CHECK_OK(restored.status);
+    CHECK((restored.records == 1 && restored.positions.empty() && restored.shards.empty()));
+    CHECK_CONTAINS(restored.reports[0],
+                   StrCat("expected 8 bytes at ", offset, " of a file, received a file of 16"));
   }
   Restored restored(begin + one + PushRecordOf(9));
-  EXPECT_OK(restored.status);
-  EXPECT(restored.positions.empty());
-  EXPECT_CONTAINS(restored.reports[0], "No such file");
-  EXPECT(mkfifo(restored.values_path.c_str(), 0600) == 0);
+  CHECK_OK(restored.status);
+  CHECK(restored.positions.empty());
+  CHECK_CONTAINS(restored.reports[0], "No such file");
+  CHECK(mkfifo(restored.values_path.c_str(), 0600) == 0);
   restored.Replay();  // does not wait for somebody who writes to the pipe
-  EXPECT_OK(restored.status);
-  EXPECT_CONTAINS(restored.reports.back(), "do not count");
+  CHECK_OK(restored.status);
+  CHECK_CONTAINS(restored.reports.back(), "do not count");
 }
 
 // A server that keeps what it has from a snapshot, and starts.
-void TestServer() {
+TEST_CASE("server") {
   const Scratch file;
   const std::string values = file.path + ".values";
   std::ofstream(values, std::ios::binary) << std::string(16, '\0');
@@ -277,29 +276,29 @@ void TestServer() {
     ps::ServerOptions options;
     options.schedule.workers = 1;
     std::unique_ptr<ps::Server> server;
-    EXPECT_OK(ps::Server::Create(options, "", 0, true, &server));
+    REQUIRE_OK(ps::Server::Create(options, "", 0, true, &server));
     ps::ServerSnapshot image;
     auto block = std::make_shared<ps::Block>(2 * sizeof(float));
     std::memset(block->data(), 0, block->bytes());
     image.shards.push_back({"w", DType::kFloat32, 2, block});
-    EXPECT_OK(server->Restore(image));
+    REQUIRE_OK(server->Restore(image));
     uint64_t records = 0, left_out = 0;
-    EXPECT_OK(server->ReplayLog(file.path, &records, &left_out));
-    EXPECT(records == 1 && left_out == 0 && ValueOf(*server->tables()[0], 2) == -1);
-    EXPECT(server->tasks().Save().empty());
-    EXPECT_OK(server->Start(TestKey()));
+    CHECK_OK(server->ReplayLog(file.path, &records, &left_out));
+    CHECK((records == 1 && left_out == 0 && ValueOf(*server->tables()[0], 2) == -1));
+    CHECK(server->tasks().Save().empty());
+    REQUIRE_OK(server->Start(TestKey()));
     ps::Server::Event event;
-    EXPECT(server->WaitForEvent(20, &event) && event.kind == ps::Server::Event::Kind::kLog);
-    EXPECT_CONTAINS(event.text, "(the description of a shard) is left out");
-    EXPECT_CONTAINS(event.text, elements == 4 ? "expected float32[2], received float32[4]"
-                                              : "field 'elements'");
+    CHECK((server->WaitForEvent(20, &event) && event.kind == ps::Server::Event::Kind::kLog));
+    CHECK_CONTAINS(event.text, "(the description of a shard) is left out");
+    CHECK_CONTAINS(event.text,
+                   elements == 4 ? "expected float32[2], received float32[4]" : "field 'elements'");
   }
   std::remove(values.c_str());
 }
 
 // Valid logs in which some numbers are replaced, and the checksums made right again: however they
 // are, the replay ends, and touches no memory of others.
-void TestMutations() {
+TEST_CASE("mutations") {
   std::mt19937_64 random(20);
   const std::string value = ArrayOf(Floats{1, 2, 3, 4});
   const std::vector<std::string> records = {
@@ -343,26 +342,13 @@ void TestMutations() {
     }
     if (random() % 20 == 0) log.resize(log.size() - random() % 100);
     Restored restored(log, value + value);
-    EXPECT_OK(restored.status);
+    CHECK_OK(restored.status);
     applied += restored.records;
     told += restored.reports.size();
   }
   // Neither all nor nothing is left out.
-  EXPECT(applied > static_cast<uint64_t>(rounds) && told > static_cast<uint64_t>(rounds) / 2);
+  CHECK((applied > static_cast<uint64_t>(rounds) && told > static_cast<uint64_t>(rounds) / 2));
 }
-
-void Main() {
-  TestElementsThatWrap();
-  TestNumbers();
-  TestDescriptionThatIsLeftOut();
-  TestDamage();
-  TestTasks();
-  TestServer();
-  TestMutations();
-  std::puts("ps crafted log: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_store_crafted_log_test

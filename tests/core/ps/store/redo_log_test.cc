@@ -13,7 +13,7 @@
 namespace tfdist::testing::ps_store_redo_log_test {
 namespace {
 
-void TestChecksum() {
+TEST_CASE("checksum") {
   const std::string text = "the bytes of a file, and more than thirty-two of them at that";
   Checksum whole;
   whole.Add(text.data(), text.size());
@@ -22,17 +22,17 @@ void TestChecksum() {
     parts.Add(text.data(), cut);
     parts.Add(nullptr, 0);
     parts.Add(text.data() + cut, text.size() - cut);
-    EXPECT(parts.value() == whole.value());
+    CHECK(parts.value() == whole.value());
     Checksum less;
     less.Add(text.data(), cut);
-    EXPECT((less.value() == whole.value()) == (cut == text.size()));
+    CHECK((less.value() == whole.value()) == (cut == text.size()));
   }
   for (size_t bit = 0; bit < 8 * text.size(); ++bit) {
     std::string other = text;
     other[bit / 8] = static_cast<char>(other[bit / 8] ^ 1 << bit % 8);
     Checksum sum;
     sum.Add(other.data(), other.size());
-    EXPECT(sum.value() != whole.value());
+    CHECK(sum.value() != whole.value());
   }
 }
 
@@ -60,7 +60,7 @@ struct Replayed {
   Status status;
 };
 
-void TestRecords() {
+TEST_CASE("records") {
   const Scratch file;
   int failures = 0;
   ps::RedoLog log([&](const Status&) { ++failures; });
@@ -68,9 +68,9 @@ void TestRecords() {
   Ids ids = {1, 2};
   Floats gradients = {1, 1, 2, 2};
   log.Append({0, 7, 1}, {ps::ApplyTableRows(a.get(), {1, 1}, 2, ids.data(), gradients.data())});
-  EXPECT(log.bytes() == 0);  // no file was begun
+  CHECK(log.bytes() == 0);  // no file was begun
   log.Begin(file.path);
-  EXPECT(file.Read().empty());
+  CHECK(file.Read().empty());
   for (uint64_t sequence = 1; sequence <= 3; ++sequence) {
     log.Append({0, 7, sequence},
                {ps::ApplyTableRows(a.get(), {1, 1}, 2, ids.data(), gradients.data()),
@@ -93,49 +93,49 @@ void TestRecords() {
   edit.ids = ids.data() + 1;
   edit.content = written.data();
   log.Append({0, 7, 7}, b.get(), edit);
-  EXPECT(failures == 0 && log.is_open());
+  CHECK((failures == 0 && log.is_open()));
 
   const Replayed whole(file);
-  EXPECT_OK(whole.status);
-  EXPECT(whole.records == 7 && whole.left_out == 0);
-  EXPECT(ValueOf(*whole.tables.at("a"), 1) == 9);
-  EXPECT(ValueOf(*whole.tables.at("a"), 2) == -4);     // two of three pushes
-  EXPECT(ValueOf(*whole.tables.at("b"), 1) == -2.0f);  // 2 * 0.5 and 1
-  EXPECT(ValueOf(*whole.tables.at("b"), 2) == 3);
+  CHECK_OK(whole.status);
+  CHECK((whole.records == 7 && whole.left_out == 0));
+  CHECK(ValueOf(*whole.tables.at("a"), 1) == 9);
+  CHECK(ValueOf(*whole.tables.at("a"), 2) == -4);     // two of three pushes
+  CHECK(ValueOf(*whole.tables.at("b"), 1) == -2.0f);  // 2 * 0.5 and 1
+  CHECK(ValueOf(*whole.tables.at("b"), 2) == 3);
   const std::string content = file.Read();
-  EXPECT(log.bytes() + 16 == content.size());
+  CHECK(log.bytes() + 16 == content.size());
 
   // The file is cut off at any byte, or any byte is altered.
   uint64_t last = 0;
   for (size_t size = 0; size < content.size(); ++size) {
     file.Write(content.substr(0, size));
     const Replayed part(file);
-    EXPECT_OK(part.status);
-    EXPECT(part.records >= last && part.records < 7);
+    CHECK_OK(part.status);
+    CHECK((part.records >= last && part.records < 7));
     last = part.records;
   }
-  EXPECT(last == 6);
+  CHECK(last == 6);
   for (size_t at = 16; at < content.size(); ++at) {
     std::string altered = content;
     altered[at] = static_cast<char>(altered[at] ^ 0x20);
     file.Write(altered);
     const Replayed part(file);
-    EXPECT_OK(part.status);
-    EXPECT(part.records < 7 && (part.left_out > 0 || !part.reports.empty()));
+    CHECK_OK(part.status);
+    CHECK((part.records < 7 && (part.left_out > 0 || !part.reports.empty())));
   }
   file.Write("something else entirely");
-  EXPECT_CONTAINS(Replayed(file).status.message(), "not a log of rows");
+  CHECK_CONTAINS(Replayed(file).status.message(), "not a log of rows");
   std::remove(file.path.c_str());
-  EXPECT_STATUS(Replayed(file).status, StatusCode::kUnavailable);
+  CHECK_STATUS(Replayed(file).status, StatusCode::kUnavailable);
 
   log.Begin("/nowhere/at/all");
   log.Append({}, {ps::ApplyTableRows(b.get(), {1, 1}, 1, ids.data(), gradients.data())});
   log.Append({}, {ps::ApplyTableRows(b.get(), {1, 1}, 1, ids.data(), gradients.data())});
-  EXPECT(failures == 1 && !log.is_open());
+  CHECK((failures == 1 && !log.is_open()));
 }
 
 // After a failure records count as lost until a later snapshot is saved.
-void TestLoss() {
+TEST_CASE("loss") {
   const Scratch file;
   ps::RedoLog log([](const Status&) {});
   const auto table = Make(Constant(1, 0), "t");
@@ -146,27 +146,27 @@ void TestLoss() {
   };
   log.Begin(file.path);
   append();
-  EXPECT(!log.has_lost());
+  CHECK(!log.has_lost());
   log.Begin("/dev/full");
-  EXPECT(!log.has_lost());
+  CHECK(!log.has_lost());
   append();
-  EXPECT(log.has_lost() && !log.is_open());
+  CHECK((log.has_lost() && !log.is_open()));
   log.Saved();  // the snapshot before the failure
-  EXPECT(log.has_lost());
+  CHECK(log.has_lost());
   log.Begin(file.path);  // the snapshot of the Begin before this was never saved
   append();
-  EXPECT(log.has_lost() && log.is_open());
+  CHECK((log.has_lost() && log.is_open()));
   log.Begin("/dev/full");
   append();
   log.Saved();
-  EXPECT(log.has_lost());
+  CHECK(log.has_lost());
   log.Begin(file.path);
   log.Saved();
-  EXPECT(!log.has_lost());
+  CHECK(!log.has_lost());
 }
 
 // In a table with admission, gradients of ids without rows are lost and not logged.
-void TestLostGradients() {
+TEST_CASE("lost gradients") {
   ps::TableConfig config = Constant(1, 0);
   config.min_count = 2;
   const auto table = Make(config, "t");
@@ -175,19 +175,9 @@ void TestLostGradients() {
   for (int i = 0; i < 2; ++i) table->Lookup(0, Ids{2, 4}.data(), 2, true, rows.data());
   const ps::AppliedRows applied =
       ps::ApplyTableRows(table.get(), {1, 1}, 4, ids.data(), gradients.data());
-  EXPECT(applied.count == 2 && ids[0] == 2 && ids[1] == 4 && gradients[0] == 2 &&
-         gradients[1] == 4);
+  CHECK(
+      (applied.count == 2 && ids[0] == 2 && ids[1] == 4 && gradients[0] == 2 && gradients[1] == 4));
 }
-
-void Main() {
-  TestChecksum();
-  TestRecords();
-  TestLoss();
-  TestLostGradients();
-  std::puts("ps redo log: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_store_redo_log_test

@@ -23,18 +23,18 @@ struct Machine {
   }
 };
 
-void TestClock() {
+TEST_CASE("clock") {
   Machine machine;
   ps::RowClock clock(machine.sources());
-  EXPECT(clock.Now() == 1.7e9);
+  CHECK(clock.Now() == 1.7e9);
   machine.wall = 1.8e9;
-  EXPECT(clock.Now() == 1.7e9);
+  CHECK(clock.Now() == 1.7e9);
   machine.wall = 0;
   machine.steady = 1005;
-  EXPECT(clock.Now() == 1.7e9 + 5);
+  CHECK(clock.Now() == 1.7e9 + 5);
   clock.ResumeFrom(30);
   machine.Pass(2);
-  EXPECT(clock.Now() == 32);
+  CHECK(clock.Now() == 32);
 }
 
 constexpr double kTtl = 4;  // seconds; the sweeper runs every second
@@ -49,18 +49,18 @@ class Job {
   void Start(const ps::ServerSnapshot& image = {}, const std::string& log = "") {
     worker_.reset();
     server_.reset();
-    EXPECT_OK(ps::Server::Create(options_, "", 0, true, &server_));
-    EXPECT_OK(server_->Restore(image));
+    REQUIRE_OK(ps::Server::Create(options_, "", 0, true, &server_));
+    REQUIRE_OK(server_->Restore(image));
     uint64_t records = 0, left_out = 0;
-    if (!log.empty()) EXPECT_OK(server_->ReplayLog(log, &records, &left_out));
-    EXPECT_OK(server_->Restore({}));  // as the start of a process does
-    EXPECT_OK(server_->Start(TestKey()));
+    if (!log.empty()) CHECK_OK(server_->ReplayLog(log, &records, &left_out));
+    REQUIRE_OK(server_->Restore({}));  // as the start of a process does
+    REQUIRE_OK(server_->Start(TestKey()));
     worker_ = std::make_unique<Worker>(0);
     worker_->Connect(*server_);
     ps::TableConfig config = Constant(1, 0);
     config.ttl_seconds = kTtl;
     table_ = worker_->client().tables().Add("t", config);
-    EXPECT_OK(Call([&](ps::Done done) { worker_->client().tables().Create(table_, done); }));
+    REQUIRE_OK(Call([&](ps::Done done) { worker_->client().tables().Create(table_, done); }));
   }
   // Starts, and creates row 1, which is about to expire, and row 2.
   void MakeOldAndNewRow(Machine* machine) {
@@ -71,15 +71,15 @@ class Job {
   }
   void Lookup(const Ids& ids) {
     const ps::Memory rows = Hold(Floats(ids.size()));
-    EXPECT_OK(Call([&](ps::Done done) {
+    CHECK_OK(Call([&](ps::Done done) {
       worker_->client().tables().Lookup({{table_, ids, rows}}, true, done);
     }));
   }
   void Push(const Ids& ids) {
-    EXPECT_OK(worker_->Pull({}));
+    CHECK_OK(worker_->Pull({}));
     worker_->client().parameters().StageRows({1, 1}, {table_, ids, Hold(Floats(ids.size(), 1))});
-    EXPECT_OK(worker_->PushStaged());
-    EXPECT_OK(worker_->client().Flush(kPatience));
+    CHECK_OK(worker_->PushStaged());
+    CHECK_OK(worker_->client().Flush(kPatience));
   }
   // The statistics after a sweep at the present time.
   ps::TableStats Swept() {
@@ -89,7 +89,7 @@ class Job {
   void AwaitRows(uint64_t rows) {
     const auto deadline = Clock::now() + std::chrono::seconds(20);
     while (table().stats().rows != rows) {
-      EXPECT(Clock::now() < deadline);
+      CHECK(Clock::now() < deadline);
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   }
@@ -103,7 +103,7 @@ class Job {
       table = Make(from->config(), from->name());
       ps::SavedRows rows;
       while (from->NextSnapshotRows(100, &rows)) {
-        EXPECT_OK(table->ImportRows(rows));
+        CHECK_OK(table->ImportRows(rows));
         rows = {};
       }
     }
@@ -118,25 +118,25 @@ class Job {
 };
 
 // The machine's clock is set while the server runs.
-void TestLeapOfTheMachine() {
+TEST_CASE("leap of the machine") {
   Machine machine;
   Job job(&machine);
   job.Start();
   job.Lookup({1, 2, 3});
   machine.wall = machine.wall + 7200;
-  EXPECT(job.Swept().rows == 3);
+  CHECK(job.Swept().rows == 3);
   machine.wall = machine.wall - 14400;
   machine.Pass(kTtl - 1);
   job.Lookup({1});
-  EXPECT(job.Swept().rows == 3);
+  CHECK(job.Swept().rows == 3);
   // Elapsed time counts: the sweeper evicts the rows.
   machine.Pass(2);
   job.AwaitRows(1);
-  EXPECT(job.table().stats().evicted_by_age == 2);
+  CHECK(job.table().stats().evicted_by_age == 2);
 }
 
 // Rows keep their age over a restart, also if the machine's clocks were set.
-void TestRestart() {
+TEST_CASE("restart") {
   for (const double leap : {0.0, 7200.0, -7200.0}) {
     Machine machine;
     Job job(&machine);
@@ -147,18 +147,18 @@ void TestRestart() {
     machine.wall = machine.wall + leap;
     machine.steady = 3;  // the machine was restarted
     job.Start(image);
-    EXPECT(job.server().TakeSnapshot().time == saved);
-    EXPECT(job.Swept().rows == 2);
+    CHECK(job.server().TakeSnapshot().time == saved);
+    CHECK(job.Swept().rows == 2);
     machine.Pass(2);
-    EXPECT(job.Swept().rows == 1);
+    CHECK(job.Swept().rows == 1);
     job.Lookup({2});
     machine.Pass(kTtl - 1);
-    EXPECT(job.Swept().rows == 1);
+    CHECK(job.Swept().rows == 1);
   }
 }
 
 // The log is newer than the snapshot; rows that it creates have its time.
-void TestLog() {
+TEST_CASE("log") {
   for (const bool with_snapshot : {true, false}) {
     const Scratch file;
     Machine machine;
@@ -177,15 +177,15 @@ void TestLog() {
     const double last = job.server().TakeSnapshot().time;
     machine.Pass(86400);
     job.Start(image, file.path);
-    EXPECT(job.server().TakeSnapshot().time == last);
-    EXPECT(job.Swept().rows == 2);
+    CHECK(job.server().TakeSnapshot().time == last);
+    CHECK(job.Swept().rows == 2);
     machine.Pass(2);
-    EXPECT(job.Swept().rows == 1);
+    CHECK(job.Swept().rows == 1);
   }
 }
 
 // A snapshot from before this clock existed has no time: its rows keep their relative ages.
-void TestImageWithoutTime() {
+TEST_CASE("image without time") {
   Machine machine;
   Job job(&machine);
   job.MakeOldAndNewRow(&machine);
@@ -196,22 +196,11 @@ void TestImageWithoutTime() {
     later.wall = machine.wall + leap;
     Job restarted(&later);
     restarted.Start(image);
-    EXPECT(restarted.Swept().rows == 2);
+    CHECK(restarted.Swept().rows == 2);
     later.Pass(2);
-    EXPECT(restarted.Swept().rows == 1);
+    CHECK(restarted.Swept().rows == 1);
   }
 }
-
-void Main() {
-  TestClock();
-  TestLeapOfTheMachine();
-  TestRestart();
-  TestLog();
-  TestImageWithoutTime();
-  std::puts("ps row clock: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_table_row_clock_test

@@ -22,40 +22,40 @@ RowPromises::Counts Each(size_t count) {
   return counts;
 }
 
-void TestAllOrNone() {
+TEST_CASE("all or none") {
   RowPromises promises;
-  EXPECT(!promises.Promise(Each(1)));
+  CHECK(!promises.Promise(Each(1)));
   for (size_t i = 0; i < kStripes; ++i) promises.SetSpare(i, 10 + i);
-  EXPECT(promises.Promise(Each(10)));
+  CHECK(promises.Promise(Each(10)));
   // Stripe i has i rows left: stripe 0 has none.
-  EXPECT(!promises.Promise(Each(1)));
+  CHECK(!promises.Promise(Each(1)));
   RowPromises::Counts but_first = Each(1);
   but_first[0] = 0;
-  EXPECT(promises.Promise(but_first));
-  for (size_t i = 0; i < kStripes; ++i) EXPECT(promises.promised(i) == (i == 0 ? 10 : 11));
-  EXPECT(!promises.Promise(5, 5) && promises.Promise(5, 4) && promises.promised(5) == 15);
+  CHECK(promises.Promise(but_first));
+  for (size_t i = 0; i < kStripes; ++i) CHECK(promises.promised(i) == (i == 0 ? 10 : 11));
+  CHECK((!promises.Promise(5, 5) && promises.Promise(5, 4) && promises.promised(5) == 15));
   promises.Unpromise(Each(10));
-  EXPECT(promises.promised(0) == 0 && promises.promised(5) == 5 && promises.promised(6) == 1);
+  CHECK((promises.promised(0) == 0 && promises.promised(5) == 5 && promises.promised(6) == 1));
 }
 
 // A created row counts twice until its request ends, which takes nothing from stripes that are not
 // asked.
-void TestCreatedRows() {
+TEST_CASE("created rows") {
   RowPromises promises;
   for (size_t i = 0; i < kStripes; ++i) promises.SetSpare(i, 8);
   const RowPromises::Counts first = Each(6);
-  EXPECT(promises.Promise(first));
+  CHECK(promises.Promise(first));
   promises.SetSpare(3, 2);
-  EXPECT(!promises.Promise(3, 1));
+  CHECK(!promises.Promise(3, 1));
   RowPromises::Counts others = Each(2);
   others[3] = 0;
-  EXPECT(promises.Promise(others));
+  CHECK(promises.Promise(others));
   promises.Unpromise(first);
-  EXPECT(promises.Promise(3, 2) && !promises.Promise(3, 1));
+  CHECK((promises.Promise(3, 2) && !promises.Promise(3, 1)));
 }
 
 // Requests on several threads create as many rows as they were promised, and remove them later.
-void TestThreads() {
+TEST_CASE("threads") {
   constexpr size_t kThreads = 4, kSpare = 40;
   RowPromises promises;
   std::array<std::mutex, kStripes> locks;
@@ -78,7 +78,7 @@ void TestThreads() {
         ++served[thread];
         for (size_t i = 0; i < kStripes; ++i) {
           const std::lock_guard<std::mutex> lock(locks[i]);
-          EXPECT(spare[i] >= counts[i]);
+          CHECK(spare[i] >= counts[i]);
           promises.SetSpare(i, spare[i] -= counts[i]);
         }
         promises.Unpromise(counts);
@@ -90,18 +90,9 @@ void TestThreads() {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (size_t i = 0; i < kStripes; ++i) EXPECT(promises.promised(i) == 0 && spare[i] == kSpare);
-  EXPECT(promises.Promise(Each(kSpare)));
+  for (size_t i = 0; i < kStripes; ++i) CHECK((promises.promised(i) == 0 && spare[i] == kSpare));
+  CHECK(promises.Promise(Each(kSpare)));
 }
-
-void Main() {
-  TestAllOrNone();
-  TestCreatedRows();
-  TestThreads();
-  std::puts("ps row promises: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_table_row_promises_test

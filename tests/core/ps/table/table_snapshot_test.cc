@@ -15,10 +15,10 @@ using namespace tfdist::ps;
 
 std::map<int64_t, Floats> AsMap(const SavedRows& rows, size_t floats) {
   std::map<int64_t, Floats> all;
-  EXPECT(rows.content.size() == rows.ids.size() * floats);
+  CHECK(rows.content.size() == rows.ids.size() * floats);
   for (size_t i = 0; i < rows.ids.size(); ++i) {
     const auto begin = rows.content.begin() + static_cast<int64_t>(i * floats);
-    EXPECT(all.emplace(rows.ids[i], Floats(begin, begin + floats)).second);  // once
+    CHECK(all.emplace(rows.ids[i], Floats(begin, begin + floats)).second);  // once
   }
   return all;
 }
@@ -31,7 +31,7 @@ SavedRows Save(Table& table, bool changed_only) {
   return rows;
 }
 
-void TestSaveAndRestore() {
+TEST_CASE("save and restore") {
   TableConfig config = Constant(2, 1);
   config.optimizer.kind = OptimizerKind::kAdagrad;
   config.first_slots = {0.1};
@@ -41,44 +41,44 @@ void TestSaveAndRestore() {
   Lookup(*table, ids);
   Apply(*table, ids, Floats(2000, 0.5f));
   const SavedRows full = Save(*table, false);
-  EXPECT(full.ids.size() == 1000 && full.removed.empty());
-  EXPECT(Save(*table, true).ids.empty());
+  CHECK((full.ids.size() == 1000 && full.removed.empty()));
+  CHECK(Save(*table, true).ids.empty());
   Apply(*table, {7, 14}, {1, 1, 1, 1});
   Lookup(*table, {3});
   const SavedRows some = Save(*table, true);
   Ids saved = some.ids;
   std::sort(saved.begin(), saved.end());
-  EXPECT(saved == Ids({3, 7, 14}));
+  CHECK(saved == Ids({3, 7, 14}));
   const auto copy = Make(config);
-  EXPECT_OK(copy->ImportRows(full));
-  EXPECT_OK(copy->ImportRows(some));
+  CHECK_OK(copy->ImportRows(full));
+  CHECK_OK(copy->ImportRows(some));
   ids.push_back(3);
-  EXPECT(Lookup(*copy, ids, false) == Lookup(*table, ids, false));
-  EXPECT(AsMap(Save(*copy, false), 4) == AsMap(Save(*table, false), 4));
+  CHECK(Lookup(*copy, ids, false) == Lookup(*table, ids, false));
+  CHECK(AsMap(Save(*copy, false), 4) == AsMap(Save(*table, false), 4));
   SavedRows wrong = full;
   wrong.content.pop_back();
-  EXPECT_CONTAINS(copy->ImportRows(wrong).message(), "expected 4 numbers for each of 1000");
+  CHECK_CONTAINS(copy->ImportRows(wrong).message(), "expected 4 numbers for each of 1000");
 }
 
 // An incremental snapshot has the removals since the previous snapshot.
-void TestRemovedRows() {
+TEST_CASE("removed rows") {
   TableConfig config = Constant(1, 5);
   config.min_norm = 1;
   const auto table = Make(config), copy = Make(config);
   Lookup(*table, {1, 2, 3});
-  EXPECT_OK(copy->ImportRows(Save(*table, false)));
+  CHECK_OK(copy->ImportRows(Save(*table, false)));
   Apply(*table, {1, 2}, {5, 5});
   table->Sweep(0);
   Lookup(*table, {2});  // is created again
   const SavedRows some = Save(*table, true);
-  EXPECT(some.ids == Ids({2}));
-  EXPECT_OK(copy->ImportRows(some));
-  EXPECT(AsMap(Save(*copy, false), 1) == AsMap(Save(*table, false), 1));
-  EXPECT(copy->stats().rows == 2);
+  CHECK(some.ids == Ids({2}));
+  CHECK_OK(copy->ImportRows(some));
+  CHECK(AsMap(Save(*copy, false), 1) == AsMap(Save(*table, false), 1));
+  CHECK(copy->stats().rows == 2);
 }
 
 // A snapshot is of the moment at which it was begun, though rows change while it is copied.
-void TestSaveWhileItChanges() {
+TEST_CASE("save while it changes") {
   TableConfig config = Constant(1, 0);
   config.min_norm = 0.5;
   const auto table = Make(config);
@@ -104,16 +104,16 @@ void TestSaveWhileItChanges() {
       if (random() % 8 == 0) table->Sweep(0);
     }
     const auto saved = AsMap(rows, 1);
-    EXPECT(saved.size() == count);
+    CHECK(saved.size() == count);
     for (size_t i = 0; i < ids.size(); ++i) {
       const auto found = saved.find(ids[i]);
-      EXPECT((found == saved.end() ? 0.0f : found->second[0]) == then[i]);
+      CHECK((found == saved.end() ? 0.0f : found->second[0]) == then[i]);
     }
   }
 }
 
 // Many threads, overlapping ids, and concurrent snapshots: every gradient counts once.
-void TestThreads() {
+TEST_CASE("threads") {
   const auto table = Make(Constant(4, 0));
   std::atomic<bool> done{false};
   std::thread saver([&] {
@@ -139,19 +139,9 @@ void TestThreads() {
   done = true;
   saver.join();
   for (int64_t id = 0; id < 300; ++id) {
-    EXPECT(Lookup(*table, {id}, false) == Floats(4, static_cast<float>(counts[id])));
+    CHECK(Lookup(*table, {id}, false) == Floats(4, static_cast<float>(counts[id])));
   }
 }
-
-void Main() {
-  TestSaveAndRestore();
-  TestRemovedRows();
-  TestSaveWhileItChanges();
-  TestThreads();
-  std::puts("ps table snapshot: ok");
-}
-
-REGISTER_TEST(Main);
 
 }  // namespace
 }  // namespace tfdist::testing::ps_table_table_snapshot_test
