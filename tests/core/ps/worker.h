@@ -57,14 +57,14 @@ inline Status Call(const std::function<void(ps::Done)>& call) {
 class Worker {
  public:
   explicit Worker(int rank, int workers = 1, int servers = 1, double timeout = kPatience,
-                  uint64_t process = 0, bool lend = true, int n_push = 1, int n_fetch = 1) {
+                  uint64_t process = 0, bool expose = true, int n_push = 1, int n_fetch = 1) {
     ps::ClientOptions options;
     options.worker = rank;
     options.workers = workers;
     options.process = process != 0 ? process : 1000 + static_cast<uint64_t>(rank);
     options.servers = servers;
     options.timeout_seconds = timeout;
-    options.lend = lend;
+    options.expose = expose;
     options.n_push = n_push;
     options.n_fetch = n_fetch;
     REQUIRE_OK(ps::Client::Create(options, &client_));

@@ -22,8 +22,8 @@ inline ps::TableConfig Random(uint32_t width) {
 
 // A worker and its servers. Their tables differ from the initial rows by steps of SGD.
 struct LookupJob {
-  explicit LookupJob(int count, bool lend = true, double timeout_seconds = kPatience)
-      : worker(0, 1, count, timeout_seconds, 0, lend) {
+  explicit LookupJob(int count, bool expose = true, double timeout_seconds = kPatience)
+      : worker(0, 1, count, timeout_seconds, 0, expose) {
     for (int i = 0; i < count; ++i) {
       servers.push_back(StartServer(AsyncJob(1)));
       worker.Connect(*servers.back(), i);

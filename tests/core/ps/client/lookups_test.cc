@@ -9,8 +9,8 @@ namespace tfdist::testing::ps_client_lookups_test {
 namespace {
 
 // Long runs without a repeated id, which are received without a copy, and short ones.
-void TestEqualIds(int servers, bool lend) {
-  LookupJob job(servers, lend);
+void TestEqualIds(int servers, bool expose) {
+  LookupJob job(servers, expose);
   const int table = job.Make(40);
   Ids ids;
   for (int64_t i = 0; i < 1500; ++i) ids.push_back(i % 700 == 699 ? 5 : i * 1000003);
@@ -33,8 +33,8 @@ void TestEqualIds(int servers, bool lend) {
   CHECK(job.Lookup(table, many, 40) == First(many, 40));
 }
 
-void TestGradientsOfEqualIds(int servers, bool lend) {
-  LookupJob job(servers, lend);
+void TestGradientsOfEqualIds(int servers, bool expose) {
+  LookupJob job(servers, expose);
   const int table = job.Make(40);
   Ids ids;
   Floats gradients;
@@ -110,10 +110,10 @@ TEST_CASE("cache") {
 }
 
 TEST_CASE("equal ids") {
-  for (const bool lend : {false, true}) {
+  for (const bool expose : {false, true}) {
     for (const int servers : {1, 3}) {
-      TestEqualIds(servers, lend);
-      TestGradientsOfEqualIds(servers, lend);
+      TestEqualIds(servers, expose);
+      TestGradientsOfEqualIds(servers, expose);
     }
   }
 }
