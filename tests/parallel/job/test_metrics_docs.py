@@ -13,7 +13,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.data.queue.master import TaskMaster
 from tfdist.observe.metrics.collector import describe
-from tfdist.ops import ServerStats, TableStats
+from tfdist.ops.ps.server_records import ServerStats, TableStats
 
 pytestmark = [
     pytest.mark.timeout(180),
