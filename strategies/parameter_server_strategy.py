@@ -100,7 +100,7 @@ class ParameterServerStrategy(StrategyBase):
         raise ClusterConfigError(
             "ClusterCoordinator: expected TensorFlow's own ParameterServerStrategy, received "
             "tfdist's, which has no coordinator: every worker runs the script, and strategy.run or "
-            "fit trains. docs/parameter_server.md ports a loop of schedule and join"
+            "fit trains. docs/guides/parameter_server.md ports a loop of schedule and join"
         )
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Each rank runs an ordinary program on batches of its own. The wrapped optimizer or gradient tape
 makes all ranks take the same steps. Sergeev and Del Balso, "Horovod: fast and easy distributed deep
-learning in TensorFlow", 2018. docs/porting.md shows it.
+learning in TensorFlow", 2018. docs/start/porting.md shows it.
 
 `import tfdist.horovod as hvd` offers the names that `tfdist` has in common with Horovod.
 
