@@ -93,7 +93,8 @@ def fused_all_reduce(
 
     Raises:
       ValueError: `bytes_per_pack` is neither positive nor "auto", or "auto" with a compressor.
-      As `all_reduce`.
+
+    Raises also the errors of `all_reduce`.
 
     Example:
       `fused_all_reduce(tape.gradient(loss, model.trainable_variables), reduce_op="mean")`

@@ -102,7 +102,8 @@ class Compressor(abc.ABC):
         Raises:
           ValueError: another `reduce_op`, or not one variable for each tensor.
           TypeError: `tf.IndexedSlices` among the tensors; those are sent as rows.
-          As `tfdist.ops.all_reduce`.
+
+        Raises also the errors of `tfdist.ops.all_reduce`.
         """
         if reduce_op not in _REDUCE_OPS:
             raise ValueError(

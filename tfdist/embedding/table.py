@@ -307,7 +307,8 @@ class EmbeddingTable:
           ids: as for `upsert`.
 
         Returns:
-          As `upsert`.
+
+        Raises also the errors of `upsert`.
 
         Raises:
           Exception: as for `upsert`.
@@ -318,7 +319,8 @@ class EmbeddingTable:
         """Removes all rows, and resets the counts of seen ids (`min_count`).
 
         Returns:
-          As `upsert`.
+
+        Raises also the errors of `upsert`.
 
         Raises:
           tf.errors.OpError: a server refused or does not answer.

@@ -288,7 +288,7 @@ def test_horovod_style(options):
 )
 def test_the_programs_of_the_porting_guide_run_on_two_workers(tmp_path, monkeypatch):
     page = (ROOT / "docs/start/porting.md").read_text()
-    before = re.findall(r"^```python before\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    before = re.findall(r'^```python title="before"\n(.*?)^```', page, re.DOTALL | re.MULTILINE)
     after = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert len(before) == 3 and len(after) == 5
     # One process runs all of them: each stands for itself.

@@ -32,5 +32,5 @@ def test_only_documented_ops_are_public() -> None:
 
 def test_pages_name_the_ops() -> None:
     for page, names in (("collectives", COLLECTIVES), ("embedding", LOOKUPS)):
-        text = (ROOT / f"docs/{page}.md").read_text()
+        text = (ROOT / f"docs/guides/{page}.md").read_text()
         assert [name for name in sorted(names) if name not in text] == [], page

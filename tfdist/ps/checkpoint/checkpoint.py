@@ -109,7 +109,8 @@ class Checkpoints:
           full: write all rows.
 
         Returns:
-          As `snapshot.write`.
+
+        Raises also the errors of `snapshot.write`.
         """
         with self._lock:
             if number <= self._latest:
