@@ -179,6 +179,13 @@ setup(
         "plan": ["matplotlib"],
         # `tfdist.ray.run`.
         "ray": ["ray>=2.40"],
+        # The documentation as a site: mkdocs.yml.
+        "docs": [
+            "mdx_truly_sane_lists>=1.3,<2",
+            "mkdocs>=1.6,<2",
+            "mkdocs-material>=9.5,<10",
+            "mkdocstrings[python]>=0.30,<2",
+        ],
         # For benchmarks alone: their charts, and what TensorFlow's own strategies still work with.
         "bench": ["matplotlib", "tf_keras"],
         "test": [

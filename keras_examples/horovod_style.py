@@ -11,7 +11,7 @@ prints (on two cores, in about a minute):
     [worker 0] test accuracy: 0.88
 
 With `--loop` it trains in a custom loop instead of `fit`. Lines that differ from a Horovod script
-are marked with the original; docs/porting.md has the details. Without `tfdist run` the same
+are marked with the original; docs/start/porting.md has the details. Without `tfdist run` the same
 script trains alone.
 """
 

@@ -51,7 +51,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
       checkpoint_every: seconds between such snapshots.
       durability: as of `tfdist.ParameterServerStrategy`, for these tables.
       elastic: a `tfdist.Elastic`: workers may die, join and leave during `fit`; `None` reads
-        `TFDIST_ELASTIC`. See docs/elastic.md.
+        `TFDIST_ELASTIC`. See docs/guides/elastic.md.
 
     Raises:
       tfdist.errors.ClusterConfigError: an invalid cluster, or the workers have different numbers of

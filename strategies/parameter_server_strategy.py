@@ -8,11 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 # See multi_worker_mirrored_strategy.py for why TensorFlow's internals are needed.
-from tfdist import keras, ops
+from tfdist import keras
 from tfdist.config.cluster import Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.job import process
 from tfdist.job.start import start
+from tfdist.ops.ps.client import ParameterClientStats
 from tfdist.ps.config import PsConfig
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._extended.parameter_server import ParameterServerExtended
@@ -99,7 +100,7 @@ class ParameterServerStrategy(StrategyBase):
         raise ClusterConfigError(
             "ClusterCoordinator: expected TensorFlow's own ParameterServerStrategy, received "
             "tfdist's, which has no coordinator: every worker runs the script, and strategy.run or "
-            "fit trains. docs/parameter_server.md ports a loop of schedule and join"
+            "fit trains. docs/guides/parameter_server.md ports a loop of schedule and join"
         )
 
     def __init__(
@@ -196,7 +197,7 @@ class ParameterServerStrategy(StrategyBase):
         assert worker is not None  # the constructor has attached it
         worker.wait_for_workers()
 
-    def communication_stats(self) -> ops.ParameterClientStats:
+    def communication_stats(self) -> ParameterClientStats:
         """Counters of this worker's pulls and pushes so far."""
         return self.extended.parameters.client.stats()
 

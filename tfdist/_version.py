@@ -1,6 +1,6 @@
 """The version of this release, and the tested releases of TensorFlow and Keras (inclusive)."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 MIN_TENSORFLOW = (2, 16)
 MAX_TENSORFLOW = (2, 21)

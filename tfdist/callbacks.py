@@ -154,7 +154,7 @@ class _Scalars(Callback):
 
 
 class Metrics(_Scalars):
-    """Writes the metrics of this task as TensorBoard scalars; docs/metrics.md lists them.
+    """Writes the metrics of this task as TensorBoard scalars; docs/operate/metrics.md lists them.
 
     Instead of a counter it writes how much the counter has grown per second since the last write:
     `tfdist/samples_per_second`, `tfdist/bytes_sent_per_second/workers`, and, of counters of

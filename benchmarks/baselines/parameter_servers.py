@@ -95,9 +95,9 @@ class TfdistWorker:
     def _make_exchange(self, model: Model, variables: list) -> tuple[Callable, Callable]:
         import tensorflow as tf
 
-        from tfdist import ops
+        from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
 
-        sgd = ops.OptimizerConfig(kind=ops.OptimizerKind.SGD)
+        sgd = OptimizerConfig(kind=OptimizerKind.SGD)
         self._parameters.bind(sgd, [(variable, [], 0.0) for variable in variables])
 
         @tf.function

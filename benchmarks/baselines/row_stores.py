@@ -136,10 +136,10 @@ class TfdistServer:
     """tfdist's store, in the process of a parameter server."""
 
     def __init__(self, key: bytes) -> None:
-        from tfdist import ops
+        from tfdist.ops.ps.server import ParameterServer
         from tfdist.ps.config import PsConfig
 
-        self._store = ops.ParameterServer(0, PsConfig.make(workers=1))
+        self._store = ParameterServer(0, PsConfig.make(workers=1))
         self._store.start(key)
         self._before = 0
 
@@ -188,11 +188,13 @@ class TfdistClient(_Store):
         _limit_threads(threads)
         import tensorflow as tf
 
-        from tfdist import ops
+        from tfdist.ops.ps.client import ParameterClient
+        from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
+        from tfdist.ops.ps.table_config import InitializerKind, RowInitializer, TableConfig
         from tfdist.strategies._variables.placement import Placement
 
         self.width = width
-        self._client = client = ops.ParameterClient(0, 1, process=1, servers=1)
+        self._client = client = ParameterClient(0, 1, process=1, servers=1)
         client.connect(0, address, key, incarnation, PATIENCE)
         # A step pushes variables; this one has no elements, and represents the table.
         table = _Table(tf.Variable(tf.zeros([0, width])), width)
@@ -201,11 +203,11 @@ class TfdistClient(_Store):
         table.variable.assign(client.parameters.initial_value(table.parameter, table.variable))
         table.table = client.tables.create(
             "rows",
-            ops.TableConfig(
+            TableConfig(
                 width=width,
-                optimizer=ops.OptimizerConfig(kind=ops.OptimizerKind.ADAGRAD, epsilon=EPSILON),
+                optimizer=OptimizerConfig(kind=OptimizerKind.ADAGRAD, epsilon=EPSILON),
                 first_slots=(ACCUMULATOR, 0.0, 0.0),
-                initializer=ops.RowInitializer(ops.InitializerKind.CONSTANT, INITIAL),
+                initializer=RowInitializer(InitializerKind.CONSTANT, INITIAL),
             ),
         )
 

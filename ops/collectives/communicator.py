@@ -204,7 +204,8 @@ class Communicator:
 
         Raises:
           tf.errors.FailedPreconditionError: it was closed, or is not resizable.
-          As the constructor.
+
+        Raises also the errors of the constructor.
         """
         if not self.resizable:
             raise tf.errors.FailedPreconditionError(

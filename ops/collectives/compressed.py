@@ -37,8 +37,7 @@ def cast16_all_reduce(
     Returns:
       Tensors of the same shapes and dtypes: the same values on every rank, bit for bit.
 
-    Raises:
-      As `all_reduce`.
+    Raises the errors of `all_reduce`.
     """
     values = [tf.convert_to_tensor(t) for t in tensors]
 

@@ -28,7 +28,7 @@ from tfdist.ops.collectives.rows import all_reduce_rows, check_rows
 from tfdist.ops.collectives.scaling import check_factor, scaled
 from tfdist.ops.collectives.tuned_buckets import AUTO, reduce_in_tuned_buckets
 
-# Measured: docs/multi_worker.md, "How gradients travel".
+# Measured: docs/guides/multi_worker.md, "How gradients travel".
 DEFAULT_BYTES_PER_PACK = 4 << 20
 NO_COMPRESSION = (
     "expected a size in bytes as bytes_per_pack with a compression, received 'auto': what a "
@@ -93,7 +93,8 @@ def fused_all_reduce(
 
     Raises:
       ValueError: `bytes_per_pack` is neither positive nor "auto", or "auto" with a compressor.
-      As `all_reduce`.
+
+    Raises also the errors of `all_reduce`.
 
     Example:
       `fused_all_reduce(tape.gradient(loss, model.trainable_variables), reduce_op="mean")`

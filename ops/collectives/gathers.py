@@ -33,8 +33,7 @@ def all_gather(
       Tensors of the same structure and dtypes, of shape `[sum of first dimensions, ...]`, the same
       on every rank.
 
-    Raises:
-      As `all_reduce`.
+    Raises the errors of `all_reduce`.
     """
     communicator = resolve(communicator, "all_gather")
     values = as_list(tensors)
@@ -78,8 +77,7 @@ def gather(
       Tensors of the same structure and dtypes: on rank `root` of shape `[sum of first dimensions,
       ...]`, on the others of shape `[0, ...]`.
 
-    Raises:
-      As `all_reduce`.
+    Raises the errors of `all_reduce`.
     """
     communicator = resolve(communicator, "gather")
     values = as_list(tensors)
@@ -116,8 +114,7 @@ def scatter(
     Returns:
       Tensors of the same structure and dtypes, of shape `[this rank's rows, ...]`.
 
-    Raises:
-      As `all_reduce`.
+    Raises the errors of `all_reduce`.
     """
     communicator = resolve(communicator, "scatter")
     values = as_list(tensors)
@@ -159,8 +156,7 @@ def reduce_scatter(
     Returns:
       Tensors of the same structure and dtypes, of shape `[this rank's rows, ...]`.
 
-    Raises:
-      As `all_reduce`.
+    Raises the errors of `all_reduce`.
     """
     api_name = "reduce_scatter"
     communicator = resolve(communicator, api_name)

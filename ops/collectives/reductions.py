@@ -127,8 +127,7 @@ def reduce(
       Tensors of the same structure, shapes and dtypes: the reduction on rank `root`, zeros on the
       others.
 
-    Raises:
-      As `all_reduce`.
+    Raises the errors of `all_reduce`.
     """
     communicator = resolve(communicator, "reduce")
     values = reducible(tensors, reduce_op, "reduce")
@@ -169,8 +168,7 @@ def broadcast(
     Returns:
       Tensors of the same structure, shapes and dtypes.
 
-    Raises:
-      As `all_reduce`.
+    Raises the errors of `all_reduce`.
     """
     communicator = resolve(communicator, "broadcast")
     values = as_list(tensors)
@@ -208,8 +206,7 @@ def barrier(
     Returns:
       None; in a graph the operation that waits.
 
-    Raises:
-      As `all_reduce`.
+    Raises the errors of `all_reduce`.
     """
     communicator = resolve(communicator, "barrier")
     return library.graph_ops().tfdist_barrier(**attributes(communicator, label, timeout))
@@ -237,8 +234,7 @@ def join(
       The rank that joined last (the highest of several that joined at the same time): an int, or in
       a graph an int32 scalar.
 
-    Raises:
-      As `all_reduce`.
+    Raises the errors of `all_reduce`.
     """
     communicator = resolve(communicator, "join")
     last = library.graph_ops().tfdist_join(**attributes(communicator, label, timeout))

@@ -72,8 +72,7 @@ def all_reduce_rows(
     Returns:
       The rows that any rank has, each once, in the same order on every rank.
 
-    Raises:
-      As `all_reduce`.
+    Raises the errors of `all_reduce`.
     """
     shape = slices.dense_shape
     if shape is not None:  # callers may pass a tuple, which TensorFlow cannot nest

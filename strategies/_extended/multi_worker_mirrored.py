@@ -27,6 +27,7 @@ from tfdist.internals.tensorflow import (
 # Estimator test for, and the hooks that they call.
 from tfdist.internals.tensorflow import collective_all_reduce_strategy as tf_strategy
 from tfdist.job import process
+from tfdist.ops.ps.prefetched import before_asking
 from tfdist.strategies._collective_cross_device_ops import CollectiveAllReduce
 from tfdist.strategies._input.background_release import BackgroundRelease
 from tfdist.strategies._input.single_device_input import SingleDeviceInput
@@ -166,14 +167,14 @@ class MultiWorkerMirroredExtended(
         if feed_of(dataset) is None:
             return super()._experimental_distribute_dataset(dataset, options)
         # Each worker has records of its own; TensorFlow would cut its batches.
-        dataset = ops.before_asking(dataset, tracked)
+        dataset = before_asking(dataset, tracked)
         return self._distribute_datasets_from_function(lambda _: dataset, options)
 
     def _make_input_fn_iterator(self, input_fn, *args, **kwargs):
         def tracked_input(context):
             data = input_fn(context)
             is_dataset = isinstance(data, tf.data.Dataset)
-            return ops.before_asking(data, tracked) if is_dataset else data
+            return before_asking(data, tracked) if is_dataset else data
 
         return super()._make_input_fn_iterator(tracked_input, *args, **kwargs)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.data.pipeline import tracked
 from tfdist.data.shares import rows_of
 from tfdist.internals.tensorflow import input_ops
+from tfdist.ops.ps.prefetched import before_asking
 
 _Policy = tf.data.experimental.AutoShardPolicy
 # For type checkers: a `tf.distribute.StrategyExtended` follows the mixin, and has no types.
@@ -37,10 +37,8 @@ def share(dataset: tf.data.Dataset, workers: int, rank: int, split: bool) -> tf.
         return dataset
     if split and _policy(dataset) in (_Policy.AUTO, _Policy.DATA):
         # With TensorFlow's sharding the workers would reach the end at different steps.
-        return ops.before_asking(dataset, lambda whole: _cut(whole, workers, rank))
-    return ops.before_asking(
-        dataset, lambda whole: input_ops.auto_shard_dataset(whole, workers, rank)
-    )
+        return before_asking(dataset, lambda whole: _cut(whole, workers, rank))
+    return before_asking(dataset, lambda whole: input_ops.auto_shard_dataset(whole, workers, rank))
 
 
 def is_whole(dataset: tf.data.Dataset) -> bool:
@@ -67,7 +65,7 @@ def _cut(whole: tf.data.Dataset, workers: int, rank: int) -> tf.data.Dataset:
 
 def _tracked(data: Any) -> Any:
     """Counts the records of data tasks; an input_fn may also return a function."""
-    return ops.before_asking(data, tracked) if isinstance(data, tf.data.Dataset) else data
+    return before_asking(data, tracked) if isinstance(data, tf.data.Dataset) else data
 
 
 class SharedInput(_Base):
@@ -122,7 +120,7 @@ class SharedInput(_Base):
         return number_of_batches(batches, self._cluster.world_size, self.rank)
 
     def _experimental_distribute_dataset(self, dataset, options):
-        dataset = ops.before_asking(dataset, tracked)
+        dataset = before_asking(dataset, tracked)
         if self._share_input:
             dataset = share(dataset, self._cluster.world_size, self.rank, self.shares_batches)
         if self._prepare_input is not None:

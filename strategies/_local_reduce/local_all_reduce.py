@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.internals.tensorflow import (
     Mirrored,
     PerReplica,
@@ -19,8 +18,8 @@ from tfdist.internals.tensorflow import (
     simple_broadcast,
     values_util,
 )
-from tfdist.ops.local.copy_to_devices import as_tensors
-from tfdist.ops.local.local_reduce import DTYPES
+from tfdist.ops.local.copy_to_devices import as_tensors, copy_to_devices
+from tfdist.ops.local.local_reduce import DTYPES, local_reduce
 
 
 class LocalAllReduce(tf.distribute.CrossDeviceOps):
@@ -115,7 +114,7 @@ def mirror(values: Sequence, devices: Sequence[str]) -> list:
     tensors = tf.nest.flatten(values, expand_composites=True)
     copies = [
         tf.nest.pack_sequence_as(values, copy, expand_composites=True)
-        for copy in ops.copy_to_devices(tensors, devices)
+        for copy in copy_to_devices(tensors, devices)
     ]
     return [distribute_utils.regroup(v, wrap_class=Mirrored) for v in zip(*copies, strict=True)]
 
@@ -149,7 +148,7 @@ def reduce_replicas(
             sums[i] = tf.add_n(tensors)
     if fused:
         by_replica = list(zip(*fused.values(), strict=True))
-        for i, value in zip(fused, ops.local_reduce(by_replica), strict=True):
+        for i, value in zip(fused, local_reduce(by_replica), strict=True):
             sums[i] = value
     if reduce_op == tf.distribute.ReduceOp.SUM:
         return sums

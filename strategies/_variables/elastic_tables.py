@@ -31,6 +31,7 @@ from tfdist.elastic.job import ElasticJob
 from tfdist.elastic.membership import World
 from tfdist.errors import ClusterConfigError, TfdistError
 from tfdist.ops.collectives.world import world
+from tfdist.ops.ps.client import ParameterClient
 from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.placement import Placement
 from tfdist.strategies._variables.remote_tables import RemoteTables
@@ -71,7 +72,7 @@ class ElasticTables(RemoteTables):
         super().__init__(cluster, checkpoint_dir, checkpoint_every, durability)
         job.follow(self._resolve)
 
-    def _make_parameters(self, client: ops.ParameterClient, placement: Placement) -> Parameters:
+    def _make_parameters(self, client: ParameterClient, placement: Placement) -> Parameters:
         return _ElasticParameters(client, placement, self._job)
 
     def _join(self) -> _ElasticParameters:
@@ -140,7 +141,7 @@ class ElasticTables(RemoteTables):
 class _ElasticParameters(Parameters):
     """The variables that stand for the tables of an elastic job."""
 
-    def __init__(self, client: ops.ParameterClient, placement: Placement, job: ElasticJob) -> None:
+    def __init__(self, client: ParameterClient, placement: Placement, job: ElasticJob) -> None:
         super().__init__(client, placement, is_chief=False)
         self._job = job
         # Of the unit that is being traced. Its replicas have threads of their own.

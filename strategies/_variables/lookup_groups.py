@@ -15,11 +15,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import ops
-
 # Ops that only read a resource are ordered after its writers, not after each other, so lookups of
 # one table do not wait for each other. The function is not public.
 from tfdist.internals.tensorflow import auto_control_deps_utils
+from tfdist.ops.ps.client import ParameterClient
 from tfdist.strategies._variables.graphs import current_graph
 
 auto_control_deps_utils.register_read_only_resource_op("TfdistPsLookup")
@@ -34,7 +33,7 @@ class LookupGroups:
       client: the connections to the servers.
     """
 
-    def __init__(self, client: ops.ParameterClient) -> None:
+    def __init__(self, client: ParameterClient) -> None:
         self._client = client
         # By graph, not by thread: a strategy may run its replicas in separate threads.
         self._groups: weakref.WeakKeyDictionary[tf.Graph, _Group] = weakref.WeakKeyDictionary()

@@ -12,8 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.observe.metrics import counters
+from tfdist.ops.ps.client import ParameterClient
+from tfdist.ops.ps.optimizer_config import OptimizerConfig
+from tfdist.ops.ps.table_config import TableConfig
 from tfdist.strategies._variables.graphs import graph_of, in_graph_of_tensorflow_1, outermost_graph
 from tfdist.strategies._variables.lookup_groups import LookupGroups
 from tfdist.strategies._variables.placement import Placement, renamed
@@ -52,7 +54,7 @@ class Parameters:
 
     def __init__(
         self,
-        client: ops.ParameterClient,
+        client: ParameterClient,
         placement: Placement,
         is_chief: bool,
         partitioner: Callable | None = None,
@@ -133,7 +135,7 @@ class Parameters:
         self._parameters[parameter] = Parameter(name, shape, dtype, placed_as)
         return parameter
 
-    def add_table(self, name: str, config: ops.TableConfig, resets_slots: bool = False) -> int:
+    def add_table(self, name: str, config: TableConfig, resets_slots: bool = False) -> int:
         """Registers an embedding table, which the servers create, and returns its id.
 
         Args:
@@ -321,7 +323,7 @@ class Parameters:
 
     def bind(
         self,
-        config: ops.OptimizerConfig,
+        config: OptimizerConfig,
         bindings: Sequence[tuple[ServerVariable, Sequence[ServerVariable], float]],
     ) -> None:
         """Makes the servers update variables by gradients.

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.job import process
+from tfdist.ops.ps.client import ParameterClient
 from tfdist.ps.config import PsConfig
 from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies._variables.parameters import Parameters
@@ -72,7 +72,7 @@ class RemoteTables:
             self._parameters = self._make_parameters(worker.client, placement)
         return self._parameters
 
-    def _make_parameters(self, client: ops.ParameterClient, placement: Placement) -> Parameters:
+    def _make_parameters(self, client: ParameterClient, placement: Placement) -> Parameters:
         return Parameters(client, placement, self._cluster.is_chief)
 
     def create(self, next_creator: Callable[..., tf.Variable], kwargs: dict) -> TableVariable:

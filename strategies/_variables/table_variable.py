@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist import ops
-
 # What a variable gives TensorFlow to save, as a tensor or as what makes one.
 from tfdist.internals.tensorflow import Callable, variable_accessed
+from tfdist.ops.ps.client import ParameterClient
+from tfdist.ops.ps.tables import EditKind
 from tfdist.ps.export.columns import SAVED, no_rows
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._variables.graphs import current_graph, in_graph_of_tensorflow_1
@@ -323,7 +323,7 @@ def lookup(
 
 
 def edit(
-    variable: TableVariable, kind: ops.EditKind, ids: tf.Tensor, rows: tf.Tensor
+    variable: TableVariable, kind: EditKind, ids: tf.Tensor, rows: tf.Tensor
 ) -> tf.Operation | None:
     """Changes rows of a table at once, not at the end of a step; as `ParameterClient.edit_rows`."""
     client = _prepared(variable)
@@ -345,7 +345,7 @@ def size(variable: TableVariable) -> tf.Tensor:
         return client.tables.size(variable)
 
 
-def _prepared(variable: TableVariable) -> ops.ParameterClient:
+def _prepared(variable: TableVariable) -> ParameterClient:
     variable.parameters.touch(variable, read=False)
     # A function that is traced knows the table's number from now on.
     variable.is_used = variable.is_used or current_graph() is not None

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist import ops
+from tfdist.ops.local.copy_to_devices import copy_to_devices
+from tfdist.ops.local.local_reduce import local_reduce
 
 
 def values() -> list[tf.Tensor]:
@@ -24,7 +25,7 @@ def address(value: tf.Tensor) -> int:
 
 def test_every_device_gets_the_same_memory():
     tensors = [*values(), tf.range(1000)]
-    lists = ops.copy_to_devices(tensors, ["CPU:0", "CPU:3"])
+    lists = copy_to_devices(tensors, ["CPU:0", "CPU:3"])
     for device, received in zip((0, 3), lists, strict=True):
         assert_values(received[:-1])
         assert all(value.device.endswith(f"CPU:{device}") for value in received)
@@ -33,7 +34,7 @@ def test_every_device_gets_the_same_memory():
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_lists_that_need_no_bundle(count):
-    (received,) = ops.copy_to_devices([tf.constant(7.0)] * count, ["CPU:2"])
+    (received,) = copy_to_devices([tf.constant(7.0)] * count, ["CPU:2"])
     assert [(float(v), v.device[-5:]) for v in received] == [(7.0, "CPU:2")] * count
 
 
@@ -43,7 +44,7 @@ def test_in_a_function_devices_and_shapes_are_known():
         with tf.device("CPU:1"):
             tensors = [a * 2.0, tf.constant([1, 2]), *values()]
         with tf.device("CPU:2"):
-            here, there = ops.copy_to_devices(tensors, ["", "CPU:0"])
+            here, there = copy_to_devices(tensors, ["", "CPU:0"])
             assert {v.device[-5:] for v in here} == {"CPU:2"}
             assert {v.device[-5:] for v in there} == {"CPU:0"}
             assert [v.shape for v in here] == [v.shape for v in tensors]
@@ -64,7 +65,7 @@ def test_replicas_of_several_devices_are_reduced_on_the_current_one(replicas):
             with tf.device(f"CPU:{r}"):
                 lists.append([x * (r + 1.0), tf.cast(x, tf.int32) * 10**r])
         with tf.device("CPU:1"):
-            sums = ops.local_reduce(lists)
+            sums = local_reduce(lists)
         assert {v.device[-5:] for v in sums} == {"CPU:1"}
         return sums
 
@@ -78,7 +79,7 @@ def test_a_list_is_sent_once_to_each_device():
         with tf.device("CPU:1"):
             fed = tf.compat.v1.placeholder(tf.float32, [3])
             tensors = [fed * float(i) for i in range(20)]
-        lists = ops.copy_to_devices(tensors, ["CPU:0", "CPU:2"])
+        lists = copy_to_devices(tensors, ["CPU:0", "CPU:2"])
         totals = []
         for device, received in zip(("CPU:0", "CPU:2"), lists, strict=True):
             with tf.device(device):

@@ -66,14 +66,14 @@ def test_central_storage_keeps_one_copy():
 
 
 def test_the_program_of_the_page_on_parity(tmp_path):
-    page = (ROOT / "docs/parity.md").read_text()
+    page = (ROOT / "docs/reference/parity.md").read_text()
     (tmp_path / "compare.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     printed = run(["python", "compare.py"], tmp_path)
     assert float(re.search(r"largest difference: ([\d.e-]+)", printed)[1]) < 1e-6
 
 
 def test_the_first_program_of_the_page_runs_on_two_devices(tmp_path):
-    page = (ROOT / "docs/mirrored.md").read_text()
+    page = (ROOT / "docs/guides/mirrored.md").read_text()
     program = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
     (tmp_path / "train.py").write_text(
         program + "print(strategy.num_replicas_in_sync, 'replicas')\n"

@@ -151,7 +151,7 @@ def test_sdist_unpacks_to_the_tree_it_was_made_from(
 
     assert links == {"tfdist/strategies": "../strategies", "tfdist/ops": "../ops"}
     shipped = ("setup.py", "README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", ".ci/run")
-    assert set(shipped) <= files
+    assert {*shipped, "mkdocs.yml"} <= files
     assert {"tfdist/py.typed", "strategies/py.typed", "ops/py.typed"} <= files
     assert {"scripts/test", "scripts/demo", ".ci/run"} <= runnable
     examples = ("keras_examples", "estimator_examples")

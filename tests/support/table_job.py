@@ -9,7 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import tensorflow as tf
 
-from tfdist import ops
+from tfdist.ops.ps.client import ParameterClient
+from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
+from tfdist.ops.ps.saved_rows import scan_rows
+from tfdist.ops.ps.server import ParameterServer
+from tfdist.ops.ps.table_config import InitializerKind, RowInitializer, TableConfig
 from tfdist.ps.checkpoint.checkpoint import Checkpoints
 from tfdist.ps.config import PsConfig
 
@@ -18,15 +22,15 @@ KEY = bytes(32)
 OPEN = contextlib.ExitStack()
 # Fields of a table's configuration.
 ADAGRAD = {
-    "optimizer": ops.OptimizerConfig(kind=ops.OptimizerKind.ADAGRAD),
+    "optimizer": OptimizerConfig(kind=OptimizerKind.ADAGRAD),
     "first_slots": (0.1, 0, 0),
-    "initializer": ops.RowInitializer(ops.InitializerKind.UNIFORM, -1, 1, 7),
+    "initializer": RowInitializer(InitializerKind.UNIFORM, -1, 1, 7),
 }
 
 
-def start_server(index: int = 0, workers: int = 1, **options) -> ops.ParameterServer:
+def start_server(index: int = 0, workers: int = 1, **options) -> ParameterServer:
     """Returns a server that does not accept workers yet."""
-    server = ops.ParameterServer(index, PsConfig.make(workers, **options))
+    server = ParameterServer(index, PsConfig.make(workers, **options))
     OPEN.callback(server.close)
     return server
 
@@ -38,13 +42,13 @@ class Tables:
       client: the worker's connections.
     """
 
-    def __init__(self, client: ops.ParameterClient) -> None:
+    def __init__(self, client: ParameterClient) -> None:
         self.client = client
         self._steps = 0
 
     def table(self, name: str, width: int = 2, **config) -> SimpleNamespace:
         """Creates a table for `ParameterClient.lookup`."""
-        table_id = self.client.tables.create(name, ops.TableConfig(width=width, **config))
+        table_id = self.client.tables.create(name, TableConfig(width=width, **config))
         shard = SimpleNamespace(server=0, name=name, first=0, count=0)
         parameter = self.client.parameters.add(name, tf.float32, [shard])
         variable = tf.Variable(
@@ -93,13 +97,13 @@ class Worker(Tables):
 
     def __init__(
         self,
-        servers: Sequence[ops.ParameterServer],
+        servers: Sequence[ParameterServer],
         rank: int = 0,
         workers: int = 1,
         start: bool = True,
         process: int = 1000,
     ) -> None:
-        super().__init__(ops.ParameterClient(rank, workers, process + rank, len(servers)))
+        super().__init__(ParameterClient(rank, workers, process + rank, len(servers)))
         OPEN.callback(self.client.close)
         for i, server in enumerate(servers):
             if start:
@@ -108,7 +112,7 @@ class Worker(Tables):
             self.client.connect(i, address, KEY, server.incarnation, 10.0)
 
 
-def rows_of(server: ops.ParameterServer) -> dict[str, dict[int, bytes]]:
+def rows_of(server: ParameterServer) -> dict[str, dict[int, bytes]]:
     """Returns a server's rows by table and id: time of use, count, value and slots, as bytes."""
     found: dict[str, dict[int, bytes]] = {}
     with server.checkpoint(False, None) as snapshot:
@@ -129,14 +133,14 @@ def scanned(worker: Tables, table) -> dict[int, bytes]:
     not.
     """
     found = {}
-    for chunk in ops.scan_rows(worker.client, table, 0, slots=True):
+    for chunk in scan_rows(worker.client, table, 0, slots=True):
         for i, row in enumerate(chunk.ids.tolist()):
             head = chunk.used[i].tobytes() + chunk.counts[i].tobytes()
             found[row] = head + chunk.content[i].tobytes()
     return found
 
 
-def restored(root, server: int = 0, servers: int = 1) -> tuple[ops.ParameterServer, str | None]:
+def restored(root, server: int = 0, servers: int = 1) -> tuple[ParameterServer, str | None]:
     """Returns a server restored from the saved state, and what `Checkpoints.restore` returned."""
     store = start_server(server)
     return store, Checkpoints(store, str(root), server, servers).restore()

@@ -1,1 +1,1 @@
-"""Measures the hosts of a job before it trains; see docs/check.md."""
+"""Measures the hosts of a job before it trains; see docs/operate/check.md."""

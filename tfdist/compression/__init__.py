@@ -1,7 +1,7 @@
 """Compression of gradients that travel between workers.
 
 A method, such as `TopK(ratio=0.01)`, is a value. `compressor(method)` makes the object that
-compresses, with the state that it needs from one step to the next. See docs/compression.md.
+compresses, with the state that it needs from one step to the next. See docs/guides/compression.md.
 """
 
 from tfdist.compression.choice import compressor, method_of

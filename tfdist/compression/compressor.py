@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist import ops
 from tfdist.compression.states import GradientState
 from tfdist.ops.collectives.calls import resolve
+from tfdist.ops.collectives.compressed import cast16_all_reduce
 
 _REDUCE_OPS = ("sum", "mean")
 
@@ -35,7 +36,7 @@ class Exchange:
 
     def cast16_all_reduce(self, tensors: list[tf.Tensor], wire_dtype: Any) -> list[tf.Tensor]:
         """Sums or averages tensors that are sent in 16 bits."""
-        return ops.cast16_all_reduce(
+        return cast16_all_reduce(
             tensors,
             self.communicator,
             wire_dtype,
@@ -101,7 +102,8 @@ class Compressor(abc.ABC):
         Raises:
           ValueError: another `reduce_op`, or not one variable for each tensor.
           TypeError: `tf.IndexedSlices` among the tensors; those are sent as rows.
-          As `tfdist.ops.all_reduce`.
+
+        Raises also the errors of `tfdist.ops.all_reduce`.
         """
         if reduce_op not in _REDUCE_OPS:
             raise ValueError(

@@ -19,8 +19,8 @@ import math
 
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.compression.feedback import FeedbackCompressor, residual_of
+from tfdist.ops.collectives.compressed import one_bit_encode, one_bit_sum
 
 
 class OneBitCompressor(FeedbackCompressor):
@@ -30,7 +30,7 @@ class OneBitCompressor(FeedbackCompressor):
         ranks, rank = exchange.communicator.size, exchange.communicator.rank
         shapes = [columns_shape(t.shape) for t in taken]
         residuals = [residual_of(s, shape) for s, shape in zip(states, shapes, strict=True)]
-        payload, splits, rests = ops.one_bit_encode(
+        payload, splits, rests = one_bit_encode(
             [tf.reshape(t, s) + r for t, s, r in zip(taken, shapes, residuals, strict=True)], ranks
         )
         written = [
@@ -44,14 +44,14 @@ class OneBitCompressor(FeedbackCompressor):
             s.variable("residual_of_sum", lambda part=part: tf.zeros(part))
             for s, part in zip(states, parts, strict=True)
         ]
-        sums = ops.one_bit_sum(received, parts, parts=1, payloads=ranks)
-        payload, _, rests = ops.one_bit_encode(
+        sums = one_bit_sum(received, parts, parts=1, payloads=ranks)
+        payload, _, rests = one_bit_encode(
             [s / exchange.divisor + k for s, k in zip(sums, kept, strict=True)], 1
         )
         written = [k.assign(rest, read_value=False) for k, rest in zip(kept, rests, strict=True)]
         with tf.control_dependencies(written):
             gathered = exchange.all_gather(payload)
-        results = ops.one_bit_sum(gathered, shapes, parts=ranks, payloads=1)
+        results = one_bit_sum(gathered, shapes, parts=ranks, payloads=1)
         results = [tf.reshape(r, t.shape) for r, t in zip(results, taken, strict=True)]
         return results, exchange.all_reduce(plain)
 

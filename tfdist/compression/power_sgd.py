@@ -19,8 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.compression.feedback import FeedbackCompressor, residual_of
+from tfdist.ops.collectives.compressed import multiply_transposed, orthonormalize
 
 
 class PowerSGDCompressor(FeedbackCompressor):
@@ -43,7 +43,7 @@ class PowerSGDCompressor(FeedbackCompressor):
         ]
         lefts = [tf.matmul(m, q.read_value()) for m, q in zip(matrices, rights, strict=True)]
         reduced = exchange.all_reduce([*lefts, *plain])
-        lefts = [ops.orthonormalize(p) for p in reduced[: len(taken)]]
+        lefts = [orthonormalize(p) for p in reduced[: len(taken)]]
         own = [tf.matmul(m, p, transpose_a=True) for m, p in zip(matrices, lefts, strict=True)]
         sums = exchange.all_reduce(own)
         written = []
@@ -55,7 +55,7 @@ class PowerSGDCompressor(FeedbackCompressor):
             written.append(right.assign(total, read_value=False))
         with tf.control_dependencies(written):
             products = [
-                tf.reshape(ops.multiply_transposed(p, q), t.shape)
+                tf.reshape(multiply_transposed(p, q), t.shape)
                 for p, q, t in zip(lefts, sums, taken, strict=True)
             ]
         return products, reduced[len(taken) :]

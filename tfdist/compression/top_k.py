@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.compression.feedback import FeedbackCompressor, residual_of
+from tfdist.ops.collectives.compressed import scatter_add_top_k, top_k
 
 
 class TopKCompressor(FeedbackCompressor):
@@ -22,13 +22,13 @@ class TopKCompressor(FeedbackCompressor):
         shapes = [t.shape for t in taken]
         counts = [selected_count(shape.num_elements(), self.method.ratio) for shape in shapes]
         residuals = [residual_of(s, shape) for s, shape in zip(states, shapes, strict=True)]
-        payload, rests = ops.top_k([t + r for t, r in zip(taken, residuals, strict=True)], counts)
+        payload, rests = top_k([t + r for t, r in zip(taken, residuals, strict=True)], counts)
         written = [
             r.assign(rest, read_value=False) for r, rest in zip(residuals, rests, strict=True)
         ]
         with tf.control_dependencies(written):
             gathered = exchange.all_gather(payload)
-        sums = ops.scatter_add_top_k(gathered, shapes, counts, exchange.divisor)
+        sums = scatter_add_top_k(gathered, shapes, counts, exchange.divisor)
         return sums, exchange.all_reduce(plain)
 
 

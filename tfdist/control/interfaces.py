@@ -125,7 +125,7 @@ def _warn_of_open_port(task: str, host: str) -> None:
     _log.warning(
         "%s\n  %s listens on %s without a shared secret: any process that reaches it can read and "
         "\n  change what is trained. Give all tasks the same TFDIST_SECRET_FILE; see "
-        "docs/security.md.\n%s",
+        "docs/operate/security.md.\n%s",
         "*" * 80,
         task,
         host,

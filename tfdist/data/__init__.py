@@ -14,7 +14,7 @@
 | `position.py`, `openings.py`, `order.py`, `iterators.py` | exact resume of other data |
 
 `queue/` has the queues themselves, and their master; it does not import TensorFlow. See
-docs/data.md, docs/data_service.md and docs/resume.md.
+docs/guides/data.md, docs/guides/data_service.md and docs/guides/resume.md.
 """
 
 from __future__ import annotations

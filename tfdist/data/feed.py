@@ -32,7 +32,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.control.client import ControlClient
 from tfdist.control.held_calls import ClientContext
@@ -43,6 +42,7 @@ from tfdist.data.queue.master import TaskMaster
 from tfdist.data.stream import Batching, Stream
 from tfdist.errors import ClusterConfigError, NotInitializedError, TfdistError
 from tfdist.job import process
+from tfdist.ops.ps.client import ParameterClient
 from tfdist.ops.trace import events
 
 _log = logging.getLogger("tfdist.data")
@@ -407,7 +407,7 @@ class Feeds:
         # Pushes the steps that the parameter servers' `n_push` has held back.
         self.push_rest: Callable[[], None] = lambda: None
         # With parameter servers: what tells their pushes which records they commit.
-        self.pushes: ops.ParameterClient | None = None
+        self.pushes: ParameterClient | None = None
         self._refused: set[int] = set()  # leases of batches that the servers have refused
         self._numbers = itertools.count(1)
         self._closed = threading.Event()

@@ -264,7 +264,7 @@ def _warn_of_open_port(name: str, port: int) -> None:
     _log.warning(
         "%s\n  %s: TensorFlow's data service listens on port %d of all addresses, and knows no"
         "\n  secret: any process that reaches it can read the data, and read and write files as"
-        "\n  this user. Let only the tasks of this job reach it; see docs/security.md.\n%s",
+        "\n  this user. Let only the tasks of this job reach it; see docs/operate/security.md.\n%s",
         "*" * 80,
         name,
         port,

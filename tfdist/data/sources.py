@@ -85,7 +85,11 @@ def from_arrays(
     Args:
       arrays: an array, or nested tuples and dicts of them, of equal length.
       task_size: how many rows a worker takes at a time.
-      epochs, shuffle, seed, lease, name: as for `from_ranges`.
+      epochs: as for `from_ranges`.
+      shuffle: as for `from_ranges`.
+      seed: as for `from_ranges`.
+      lease: as for `from_ranges`.
+      name: as for `from_ranges`.
 
     Returns:
       A dataset with the structure of `arrays`: in each process the rows that it has taken. Going
@@ -148,7 +152,11 @@ def from_files(
       reader: "tfrecord" or "lines".
       task_size: how many records of a file a worker takes at a time.
       header: lines that each file begins with and that are no records.
-      epochs, shuffle, seed, lease, name: as for `from_ranges`.
+      epochs: as for `from_ranges`.
+      shuffle: as for `from_ranges`.
+      seed: as for `from_ranges`.
+      lease: as for `from_ranges`.
+      name: as for `from_ranges`.
 
     Returns:
       A dataset of string scalars: in each process the records that it has taken. Going through it

@@ -52,8 +52,7 @@ class Agreement:
           rejoins: as for `Membership.form`.
           on_too_few: as for `Membership.form`.
 
-        Raises:
-          As `Membership.form`.
+        Raises the errors of `Membership.form`.
         """
         self._passed = {}
         named: Member | None = None  # by a member that follows it

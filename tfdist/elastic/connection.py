@@ -46,7 +46,8 @@ class Connection:
 
         Raises:
           Again: a member has died, or has given the generation up.
-          As `Membership.form`.
+
+        Raises also the errors of `Membership.form`.
         """
         for member in generation.members:
             # They have called the leader a moment ago.

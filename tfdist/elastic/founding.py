@@ -47,8 +47,7 @@ class Founding:
     def run(self) -> Generation | None:
         """Forms the job with the others; returns None if it runs already.
 
-        Raises:
-          As `Membership.begin`.
+        Raises the errors of `Membership.begin`.
         """
         others = [address for address in self._founders if address != self._peers.me.address]
         wait = self._peers.wait()

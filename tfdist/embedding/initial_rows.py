@@ -11,14 +11,14 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfdist import ops
+from tfdist.ops.ps.table_config import InitializerKind, RowInitializer
 
-_Kind = ops.InitializerKind
+_Kind = InitializerKind
 # Truncation rejects one normal number in 22; with this many spare ones, enough are left.
 _SPARE = 64
 
 
-def initial_rows(initializer: ops.RowInitializer, ids: tf.Tensor, width: int) -> tf.Tensor:
+def initial_rows(initializer: RowInitializer, ids: tf.Tensor, width: int) -> tf.Tensor:
     """Returns the initial rows of ids.
 
     Args:

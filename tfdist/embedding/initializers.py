@@ -10,9 +10,9 @@ import hashlib
 import math
 from typing import Any
 
-from tfdist import ops
+from tfdist.ops.ps.table_config import InitializerKind, RowInitializer
 
-_Kind = ops.InitializerKind
+_Kind = InitializerKind
 _NAMED: dict[str, tuple[int, float, float]] = {
     "zeros": (_Kind.CONSTANT, 0.0, 0.0),
     "ones": (_Kind.CONSTANT, 1.0, 0.0),
@@ -26,7 +26,7 @@ _NAMED: dict[str, tuple[int, float, float]] = {
 _TRUNCATED = 0.87962566103423978
 
 
-def get(initializer: Any, table: str, input_dim: int | None, output_dim: int) -> ops.RowInitializer:
+def get(initializer: Any, table: str, input_dim: int | None, output_dim: int) -> RowInitializer:
     """Converts an initializer to the servers' form.
 
     Args:
@@ -43,7 +43,7 @@ def get(initializer: Any, table: str, input_dim: int | None, output_dim: int) ->
     """
     if isinstance(initializer, str) and initializer in _NAMED:
         kind, a, b = _NAMED[initializer]
-        return ops.RowInitializer(kind, a, b, _seed_of(table))
+        return RowInitializer(kind, a, b, _seed_of(table))
     if isinstance(initializer, str | dict):
         import keras
 
@@ -51,7 +51,7 @@ def get(initializer: Any, table: str, input_dim: int | None, output_dim: int) ->
     kind, a, b = _describe(initializer, input_dim, output_dim)
     # Not `seed`, which is random in Keras 3 if the user gives none.
     seed = getattr(initializer, "_init_seed", getattr(initializer, "seed", None))
-    return ops.RowInitializer(kind, a, b, seed if isinstance(seed, int) else _seed_of(table))
+    return RowInitializer(kind, a, b, seed if isinstance(seed, int) else _seed_of(table))
 
 
 def _describe(initializer: Any, input_dim: int | None, width: int) -> tuple[int, float, float]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from tfdist import ops
+from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
+from tfdist.ops.ps.table_config import RowRule
 
-_Kind = ops.OptimizerKind
-_Rule = ops.RowRule
+_Kind = OptimizerKind
+_Rule = RowRule
 # Arguments of Keras's optimizers that a row's optimizer does not have, with their neutral values.
 _OF_THE_MODEL = {
     "weight_decay": None,
@@ -53,11 +54,11 @@ class RowOptimizer:
     def __post_init__(self) -> None:
         object.__setattr__(self, "learning_rate", as_learning_rate(self.learning_rate))
 
-    def config(self) -> ops.OptimizerConfig:
+    def config(self) -> OptimizerConfig:
         """Returns the optimizer in the servers' form."""
-        known = {field[0] for field in ops.OptimizerConfig._fields_}
+        known = {field[0] for field in OptimizerConfig._fields_}
         fields = {k: v for k, v in dataclasses.asdict(self).items() if k in known}
-        return ops.OptimizerConfig(kind=self._kind, **fields)
+        return OptimizerConfig(kind=self._kind, **fields)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments and the "name", from which `get` makes an equal optimizer."""

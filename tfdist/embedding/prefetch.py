@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.embedding import ids as id_kinds
 from tfdist.embedding.table import EmbeddingTable
+from tfdist.ops.ps.client import ParameterClient
+from tfdist.ops.ps.prefetched import prefetched
 
 
 def prefetch_rows(
@@ -36,7 +37,7 @@ def prefetch_rows(
     ```
     """
 
-    def lookups_of(*batch: Any) -> tuple[ops.ParameterClient, list, list]:
+    def lookups_of(*batch: Any) -> tuple[ParameterClient, list, list]:
         pairs = [
             (table.rows, id_kinds.flat_values(each))
             for table, ids in ids_of(*batch).items()
@@ -44,4 +45,4 @@ def prefetch_rows(
         ]
         return pairs[0][0].parameters.client, [rows for rows, _ in pairs], [i for _, i in pairs]
 
-    return ops.prefetched(dataset, lookups_of)
+    return prefetched(dataset, lookups_of)

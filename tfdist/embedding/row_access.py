@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.embedding import ids as id_kinds
+from tfdist.ops.ps.tables import EditKind
 from tfdist.strategies._variables import table_variable
 
 
@@ -21,18 +21,18 @@ def upsert(table: Any, ids: Any, rows: Any) -> tf.Operation | None:
             f"embedding table {table.name!r}: expected rows of shape {expected} for ids of shape "
             f"{ids.shape}, received {rows.shape}"
         )
-    return table_variable.edit(table.rows, ops.EditKind.UPSERT, ids, rows)
+    return table_variable.edit(table.rows, EditKind.UPSERT, ids, rows)
 
 
 def remove(table: Any, ids: Any) -> tf.Operation | None:
     """As `EmbeddingTable.remove`."""
-    return table_variable.edit(table.rows, ops.EditKind.REMOVE, _ids(table, ids), _no_rows())
+    return table_variable.edit(table.rows, EditKind.REMOVE, _ids(table, ids), _no_rows())
 
 
 def clear(table: Any) -> tf.Operation | None:
     """As `EmbeddingTable.clear`."""
     no_ids = tf.zeros([0], tf.int64)
-    return table_variable.edit(table.rows, ops.EditKind.CLEAR, no_ids, _no_rows())
+    return table_variable.edit(table.rows, EditKind.CLEAR, no_ids, _no_rows())
 
 
 def size(table: Any) -> tf.Tensor:

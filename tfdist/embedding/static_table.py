@@ -7,8 +7,8 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.embedding.initial_rows import initial_rows
+from tfdist.ops.ps.table_config import RowInitializer
 
 
 class StaticTable(tf.Module):
@@ -22,7 +22,7 @@ class StaticTable(tf.Module):
     """
 
     def __init__(
-        self, ids: np.ndarray, rows: np.ndarray, initializer: ops.RowInitializer, folder: str
+        self, ids: np.ndarray, rows: np.ndarray, initializer: RowInitializer, folder: str
     ) -> None:
         super().__init__()
         self._width = rows.shape[1]

@@ -11,8 +11,9 @@ from typing import Any, overload
 import numpy as np
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.embedding import initializers, optimizers, row_access, saved_tables
+from tfdist.ops.ps.client import ParameterClient
+from tfdist.ops.ps.table_config import EvictionPolicy, TableConfig
 from tfdist.ps.export import files
 from tfdist.ps.variable_scopes import Role, made_as
 from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
@@ -25,7 +26,7 @@ reader = contextvars.ContextVar("reader", default=None)
 # The name of the variable that stands for a table.
 ROWS = "remote_rows"
 _WIRE_DTYPES = ("float32", "float16", "bfloat16")
-_POLICIES = {"lru": ops.EvictionPolicy.LRU, "lfu": ops.EvictionPolicy.LFU}
+_POLICIES = {"lru": EvictionPolicy.LRU, "lfu": EvictionPolicy.LFU}
 
 
 class EmbeddingTable:
@@ -156,11 +157,11 @@ class EmbeddingTable:
         if read is not None and in_graph_of_tensorflow_1():
             read(self)
 
-    def config(self) -> ops.TableConfig:
+    def config(self) -> TableConfig:
         """Returns the table's configuration in the servers' form."""
         given = self._arguments
         slots = self.optimizer.first_slots
-        return ops.TableConfig(
+        return TableConfig(
             width=self.output_dim,
             rule=self.optimizer.rule,
             optimizer=self.optimizer.config(),
@@ -306,7 +307,8 @@ class EmbeddingTable:
           ids: as for `upsert`.
 
         Returns:
-          As `upsert`.
+
+        Raises also the errors of `upsert`.
 
         Raises:
           Exception: as for `upsert`.
@@ -317,7 +319,8 @@ class EmbeddingTable:
         """Removes all rows, and resets the counts of seen ids (`min_count`).
 
         Returns:
-          As `upsert`.
+
+        Raises also the errors of `upsert`.
 
         Raises:
           tf.errors.OpError: a server refused or does not answer.
@@ -382,7 +385,7 @@ class EmbeddingTable:
         """Restores saved rows; see `saved_tables.restore`."""
         saved_tables.restore(self, columns, source)
 
-    def on_servers(self) -> tuple[ops.ParameterClient, int, ops.TableConfig]:
+    def on_servers(self) -> tuple[ParameterClient, int, TableConfig]:
         """Returns the connections, the table's id and its configuration."""
         rows = self.rows
         rows.parameters.settle()

@@ -8,7 +8,7 @@ the same error.
     payload            the pickle, or the text of the error
 
 A pickle runs code of its sender when it is read: the ranks of a job must trust each other
-(docs/security.md).
+(docs/operate/security.md).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def broadcast_object(
 
     It is meant for objects that are no tensors: options, a vocabulary, the state of a data
     pipeline. The object is sent as a pickle, which runs code where it is read: use it only among
-    ranks that trust each other, see docs/security.md.
+    ranks that trust each other, see docs/operate/security.md.
 
     Args:
       obj: the root's object, which `pickle` must support; ignored on the other ranks.

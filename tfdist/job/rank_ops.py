@@ -48,8 +48,7 @@ def size_op(communicator: ops.Communicator | None = None) -> tf.Tensor:
     Returns:
       An int32 scalar.
 
-    Raises:
-      As `rank_op`.
+    Raises the errors of `rank_op`.
     """
     return _evaluated(process.size if communicator is None else _attribute(communicator, "size"))
 
@@ -60,8 +59,7 @@ def local_rank_op() -> tf.Tensor:
     Returns:
       An int32 scalar; see `tfdist.local_rank`.
 
-    Raises:
-      As `rank_op`.
+    Raises the errors of `rank_op`.
     """
     return _evaluated(process.local_rank)
 
@@ -72,8 +70,7 @@ def local_size_op() -> tf.Tensor:
     Returns:
       An int32 scalar; see `tfdist.local_size`.
 
-    Raises:
-      As `rank_op`.
+    Raises the errors of `rank_op`.
     """
     return _evaluated(process.local_size)
 

@@ -3,7 +3,7 @@
 | File or folder | Holds |
 |---|---|
 | `registry.py` | the list of all changes, and the one place that installs them |
-| `repairs/` | corrections of Keras and TensorFlow, which expire (docs/keras_repairs.md) |
+| `repairs/` | corrections of Keras and TensorFlow, which expire (docs/reference/keras_repairs.md) |
 | `hooks/` | product code that is no part of a `fit`: tables' gradients, optimizers, and more |
 | `session/` | one call of `fit`, `evaluate` or `predict`: where it stands, and its participants |
 | `workers.py` | what both ask about strategies and variables |

@@ -12,8 +12,8 @@ releases of Keras that need it, and is deleted when the oldest supported release
 The decorated function is called in place of `LossScaleOptimizer.check_finite`. Its first parameter
 is the function that it replaces: Keras's own, or a replacement that was installed before. The other
 parameters must be those of Keras's function, where `*args` and `**kwargs` stand for any. The first
-paragraph of its docstring is its row in docs/keras_repairs.md. A decorated function whose only
-parameter is `original` replaces a value: it is called once, and returns the new value.
+paragraph of its docstring is its row in docs/reference/keras_repairs.md. A decorated function whose
+only parameter is `original` replaces a value: it is called once, and returns the new value.
 
 Decorating registers and changes nothing. `install` does, in the order of the modules that it is
 given, and within a module in the order of definition: the last one is the outermost.

@@ -78,8 +78,7 @@ class SearchWorkers(abc.ABC):
         Args:
           subject: what must be the same on all workers, by field.
 
-        Raises:
-          As `begin`.
+        Raises the errors of `begin`.
         """
 
     @abc.abstractmethod

@@ -111,7 +111,7 @@ def hosts_of(workers: int, per_host: int) -> int:
 
 
 def selected(workers: int, size: float, per_host: int = 1) -> str:
-    """The algorithm that tfdist chooses for an all-reduce (docs/algorithms.md).
+    """The algorithm that tfdist chooses for an all-reduce (docs/reference/algorithms.md).
 
     Args:
       workers: their number.

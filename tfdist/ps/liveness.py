@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tfdist import ops
 from tfdist.config.cluster import Cluster
+from tfdist.ops.ps.server_records import ServerEvent
 
 _LOG_INTERVAL = 10.0  # s
 # Seconds between two lines about a worker that connects and disconnects repeatedly.
@@ -49,7 +49,7 @@ class Liveness:
         """Whether a worker is connected now."""
         return bool(self._connected)
 
-    def record(self, event: ops.ServerEvent, now: float) -> None:
+    def record(self, event: ServerEvent, now: float) -> None:
         """Records that a worker came, left or was lost."""
         for workers in (self._connected, self._left):
             workers.discard(event.worker)

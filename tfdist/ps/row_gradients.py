@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfdist import ops
+from tfdist.ops.local.sum_rows import sum_rows
 
 
 def flat_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
@@ -17,4 +17,4 @@ def flat_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
 def unique_flat_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
     """As `flat_rows`, with each id once: the rows of one id are added up."""
     with tf.device("/device:CPU:0"):
-        return ops.sum_rows(*flat_rows(gradient))
+        return sum_rows(*flat_rows(gradient))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from tfdist import _providers, ops
+from tfdist import _providers
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control import interfaces, messages
@@ -22,6 +22,8 @@ from tfdist.control.signing import data_key
 from tfdist.control.waiting import Wait
 from tfdist.data.queue.master import TaskMaster
 from tfdist.errors import ClusterConfigError, Preempted, TfdistError
+from tfdist.ops.ps.server import ParameterServer
+from tfdist.ops.ps.server_records import ServerEvent
 from tfdist.preemption.stop_board import StopBoard
 from tfdist.ps import step_waits
 from tfdist.ps.checkpoint import files
@@ -78,7 +80,7 @@ class ServerTask:
         self._serving = threading.Event()  # `serve` was called
         self._opening: threading.Thread | None = None
         self._problem: Exception | None = None
-        self._store: ops.ParameterServer | None = None
+        self._store: ParameterServer | None = None
         self._salt = secrets.token_hex(16)
         self._checkpoints: Checkpoints | None = None
         # The identity of each rank's process that attached last.
@@ -191,7 +193,7 @@ class ServerTask:
             time.monotonic(),
             lambda: self._is_elastic,
         )
-        event: ops.ServerEvent | None = None
+        event: ServerEvent | None = None
         self._serving.set()
         while not self._stop.is_set():
             if self._problem is not None:
@@ -267,7 +269,7 @@ class ServerTask:
             return True
         return not self._board.noticed and now - self._told_at >= _NOTICE_WAIT
 
-    def _handle_event(self, event: ops.ServerEvent | None, liveness: Liveness) -> None:
+    def _handle_event(self, event: ServerEvent | None, liveness: Liveness) -> None:
         if event is None:
             return
         if event.kind == "log":
@@ -356,7 +358,7 @@ class ServerTask:
         """Makes the store, from the latest snapshot if there is one, then admits connections."""
         try:
             assert self._config is not None
-            store = ops.ParameterServer(
+            store = ParameterServer(
                 self._cluster.task_index,
                 self._config,
                 self._settings.data_port,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfdist import ops
+from tfdist.ops.ps.server import ParameterServer
 
 
 class ServerPositions:
@@ -13,7 +13,7 @@ class ServerPositions:
       is_saved: whether snapshots have the positions; else they last as long as their leases.
     """
 
-    def __init__(self, store: ops.ParameterServer, is_saved: bool) -> None:
+    def __init__(self, store: ParameterServer, is_saved: bool) -> None:
         self._store = store
         self._is_saved = is_saved
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control import messages
@@ -19,6 +18,8 @@ from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.signing import data_key
 from tfdist.control.waiting import LOG_INTERVAL, Wait
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
+from tfdist.ops.ps.client import ParameterClient
+from tfdist.ops.ps.server import ParameterServer
 from tfdist.preemption.stop_watch import StopWatch
 from tfdist.ps.checkpoint import snapshot
 from tfdist.ps.config import PsConfig, fingerprint
@@ -76,7 +77,7 @@ class PsWorker:
             ControlClient(cluster, settings.secret, address, self._name(server))
             for server, address in enumerate(cluster.ps)
         ]
-        self.client = ops.ParameterClient(
+        self.client = ParameterClient(
             self._rank,
             cluster.world_size,
             identity,
@@ -403,9 +404,9 @@ class LocalPsWorker:
         self.closed = threading.Event()
         self._pid = os.getpid()
         key = secrets.token_bytes(32)
-        self._store = ops.ParameterServer(0, config)
+        self._store = ParameterServer(0, config)
         self._store.start(key)
-        self.client = ops.ParameterClient(
+        self.client = ParameterClient(
             0, 1, secrets.randbits(63), servers=1, n_push=config.n_push, n_fetch=config.n_fetch
         )
         address = f"127.0.0.1:{self._store.port}"

@@ -1,6 +1,7 @@
 """How workers that train alone combine what they have learned: rules of `LocalUpdateStrategy`.
 
-A rule, such as `BMUF(0.9)`, is a value; the strategy holds the state. See docs/local_updates.md.
+A rule, such as `BMUF(0.9)`, is a value; the strategy holds the state.
+See docs/guides/local_updates.md.
 """
 
 from tfdist.rules.admm import ADMM

@@ -22,7 +22,7 @@ using ::tensorflow::Tensor;
 // threads do, to keep it free for communication.
 constexpr size_t kInlineBytes = 64 * 1024;
 // A large tensor list is reduced in parts, so that casts overlap with communication. Measured
-// between 4 hosts with 1 Gbit/s links, see docs/compression.md.
+// between 4 hosts with 1 Gbit/s links, see docs/guides/compression.md.
 constexpr size_t kMaxParts = 64;
 constexpr size_t kMinPart = 512 * 1024;  // values
 

@@ -1,4 +1,4 @@
-// The costs of docs/algorithms.md, row by row, against the counters.
+// The costs of docs/reference/algorithms.md, row by row, against the counters.
 #include <algorithm>
 
 #include "collectives/jobs.h"

@@ -1,4 +1,4 @@
-"""docs/algorithms.md: its example runs, and counts what its tables say."""
+"""docs/reference/algorithms.md: its example runs, and counts what its tables say."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.job import process
 
-PAGE = Path(__file__).parents[3] / "docs/algorithms.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/algorithms.md"
 
 
 @on_ranks(4)

@@ -1,4 +1,4 @@
-"""The programs of docs/collectives.md."""
+"""The programs of docs/guides/collectives.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ pytestmark = [
         covered_by="parallel/collectives/test_collectives.py, parallel/collectives/test_objects.py"
     ),
 ]
-PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/collectives.md").read_text(), re.DOTALL)
+PROGRAMS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/guides/collectives.md").read_text(), re.DOTALL
+)
 
 
 def test_the_programs_of_the_page(tmp_path):

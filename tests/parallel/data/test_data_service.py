@@ -208,7 +208,7 @@ def test_a_killed_dispatcher_goes_on_from_its_journal(run):
 @pytest.mark.long(covered_by="test_a_killed_data_worker_takes_only_what_it_held_with_it")
 def test_the_first_program_of_the_page(tmp_path):
     program = re.search(
-        r"```python\n(.*?)```", (ROOT / "docs/data_service.md").read_text(), re.DOTALL
+        r"```python\n(.*?)```", (ROOT / "docs/guides/data_service.md").read_text(), re.DOTALL
     )[1]
     script = tmp_path / "train.py"
     script.write_text(program)

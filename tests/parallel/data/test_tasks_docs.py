@@ -1,4 +1,4 @@
-"""The programs of docs/data.md, and the example on MovieLens's files."""
+"""The programs of docs/guides/data.md, and the example on MovieLens's files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [
         covered_by="parallel/data/test_tasks_async.py, parallel/data/test_tasks_together.py"
     ),
 ]
-PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL)
+PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/data.md").read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def wait_in_vain(ctx):
         return str(error)
 
 
-@pytest.mark.long(covered_by="single/tasks/test_task_queue.py")
+@pytest.mark.long(covered_by="single/data/queue/test_task_queue.py")
 def test_a_worker_that_makes_no_progress_ends_the_others_with_its_name():
     env = {"TFDIST_RENDEZVOUS_TIMEOUT": "3"}
     with start_ranks(wait_in_vain, 3, roles=roles(2), env=env) as ranks:
@@ -141,7 +141,7 @@ def lose_records(ctx):
     process.current.disconnect()
 
 
-@pytest.mark.long(covered_by="single/tasks/test_task_queue.py")
+@pytest.mark.long(covered_by="single/data/queue/test_task_queue.py")
 def test_a_job_that_loses_records_fails():
     env = {"TFDIST_RENDEZVOUS_TIMEOUT": "4"}
     with start_ranks(lose_records, 3, roles=roles(2), env=env) as ranks:

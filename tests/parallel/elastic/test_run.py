@@ -15,7 +15,7 @@ from support.processes.ranks import start_ranks
 pytestmark = pytest.mark.timeout(240)
 ELASTIC = {"TFDIST_ELASTIC": "1:4"}
 TIMEOUT = 60.0
-PAGE = Path(__file__).parents[3] / "docs" / "porting.md"
+PAGE = Path(__file__).parents[3] / "docs/start/porting.md"
 
 
 def results_of(outcomes):

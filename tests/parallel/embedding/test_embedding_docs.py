@@ -1,4 +1,4 @@
-"""The programs of docs/embedding.md and docs/embedding_rows.md, in one process."""
+"""The programs of docs/guides/embedding.md and docs/guides/embedding_rows.md, in one process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from support.processes.ranks import on_ranks
 
-DOCS = Path(__file__).parents[3] / "docs"
+GUIDES = Path(__file__).parents[3] / "docs/guides"
 
 
 def programs(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", (GUIDES / page).read_text(), re.DOTALL)
 
 
 @on_ranks(1)

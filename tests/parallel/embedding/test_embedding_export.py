@@ -25,6 +25,7 @@ from support.training.embeddings import (
 from support.training.models import difference
 from tfdist import layers, ops
 from tfdist.embedding.initial_rows import initial_rows
+from tfdist.ops.ps.table_config import InitializerKind
 
 SERVER = """
 import sys
@@ -121,16 +122,16 @@ def test_ragged_inputs_are_not_served(ctx):
         tfdist.export_for_serving(model, str(ctx.tmp_path / "served"))
 
 
-@pytest.mark.parametrize("kind", list(ops.InitializerKind))
+@pytest.mark.parametrize("kind", list(InitializerKind))
 @on_ranks(1)
 def test_first_values_are_the_servers(ctx, kind):
     strategy = alone()
-    a, b = (0.25, 0.0) if kind == ops.InitializerKind.CONSTANT else (-1.0, 2.0)
+    a, b = (0.25, 0.0) if kind == InitializerKind.CONSTANT else (-1.0, 2.0)
     initializers = {
-        ops.InitializerKind.CONSTANT: keras.initializers.Constant(a),
-        ops.InitializerKind.UNIFORM: keras.initializers.RandomUniform(a, b, seed=5),
-        ops.InitializerKind.NORMAL: keras.initializers.RandomNormal(a, b, seed=5),
-        ops.InitializerKind.TRUNCATED_NORMAL: keras.initializers.TruncatedNormal(a, b, seed=5),
+        InitializerKind.CONSTANT: keras.initializers.Constant(a),
+        InitializerKind.UNIFORM: keras.initializers.RandomUniform(a, b, seed=5),
+        InitializerKind.NORMAL: keras.initializers.RandomNormal(a, b, seed=5),
+        InitializerKind.TRUNCATED_NORMAL: keras.initializers.TruncatedNormal(a, b, seed=5),
     }
     with strategy.scope():
         table = tfdist.EmbeddingTable("t", 5, initializer=initializers[kind])
@@ -138,7 +139,7 @@ def test_first_values_are_the_servers(ctx, kind):
     expected = ops.embedding_lookup(table, ids, training=False)
     found = initial_rows(table.config().initializer, ids, 5)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert len(np.unique(expected)) > 400 or kind == ops.InitializerKind.CONSTANT
+    assert len(np.unique(expected)) > 400 or kind == InitializerKind.CONSTANT
 
 
 @pytest.mark.parametrize("kind", ["npz", "parquet"])

@@ -103,7 +103,7 @@ def test_a_killed_launcher_leaves_nothing(hosts, tmp_path):
 
 
 def test_a_preempted_job_saves_and_goes_on(hosts, tmp_path):
-    page = (Path(__file__).parents[3] / "docs" / "preemption.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/operate/preemption.md").read_text()
     (program, _) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     script = tmp_path / "script.py"
     script.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{program}")

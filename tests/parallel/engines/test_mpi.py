@@ -26,7 +26,8 @@ pytestmark = [
     pytest.mark.long(covered_by="single/config/test_environments.py"),
 ]
 EXAMPLES = ROOT / "keras_examples"
-# Seconds until the ranks get a SIGTERM to mpirun, and from then to SIGKILL: docs/launch_mpi.md.
+# Seconds until the ranks get a SIGTERM to mpirun, and from then to SIGKILL:
+# docs/operate/launch_mpi.md.
 GRACE = ("--mca", "odls_base_sigkill_timeout", "5")
 KILL = """
 import os

@@ -1,4 +1,4 @@
-"""The programs of docs/estimator.md, started as it says."""
+"""The programs of docs/guides/estimator.md, started as it says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from support.example_runs import ROOT, tfdist_run
 
 pytestmark = pytest.mark.timeout(180)
-PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/estimator.md").read_text(), re.DOTALL)
+PROGRAMS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/guides/estimator.md").read_text(), re.DOTALL
+)
 
 
 @pytest.mark.long(

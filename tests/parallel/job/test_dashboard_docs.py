@@ -1,4 +1,4 @@
-"""The commands of docs/dashboard.md run as they are written, and name the late worker."""
+"""The commands of docs/operate/dashboard.md run as they are written, and name the late worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.long(covered_by="parallel/job/test_stragglers.py"),
 ]
-PAGE = (ROOT / "docs/dashboard.md").read_text()
+PAGE = (ROOT / "docs/operate/dashboard.md").read_text()
 
 
 def test_the_first_commands(tmp_path):

@@ -26,7 +26,7 @@ def _tree(step):
     ops.reduce(tf.ones(SMALL), root=(step + 1) % SIZE)
 
 
-# See docs/algorithms.md; the two-level algorithm is for large tensors on two hosts.
+# See docs/reference/algorithms.md; the two-level algorithm is for large tensors on two hosts.
 ALGORITHMS = {
     "ring": lambda step: ops.all_reduce(tf.ones(LARGE)),
     "two-level": lambda step: ops.all_reduce(tf.ones(LARGE)),

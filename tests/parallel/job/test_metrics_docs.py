@@ -1,4 +1,4 @@
-"""The commands of docs/metrics.md run as they are written, and its table has every metric."""
+"""The commands of docs/operate/metrics.md run as written, and its table has every metric."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.data.queue.master import TaskMaster
 from tfdist.observe.metrics.collector import describe
-from tfdist.ops import ServerStats, TableStats
+from tfdist.ops.ps.server_records import ServerStats, TableStats
 
 pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.long(covered_by="parallel/job/test_metrics.py"),
 ]
-PAGE = (ROOT / "docs/metrics.md").read_text()
+PAGE = (ROOT / "docs/operate/metrics.md").read_text()
 
 
 def test_the_first_commands(tmp_path):
     (commands, *_) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    launch = (ROOT / "docs/launch.md").read_text()
+    launch = (ROOT / "docs/start/launch.md").read_text()
     (tmp_path / "train.py").write_text(re.search(r"```python\n(.*?)```", launch, re.DOTALL)[1])
     shell(commands, tmp_path)
     assert 'tfdist_world_size{task="worker 1"} 2.0' in (tmp_path / "worker-1.txt").read_text()
@@ -55,5 +55,5 @@ def test_the_table_has_every_metric():
             names.add(family.name + "_total" * family.is_counter)
     short = {f"tfdist_ps_client{name}" for name in shown if name.startswith("_")}
     assert names - shown - short == set()
-    dashboard = (ROOT / "docs/observability/tfdist-dashboard.json").read_text()
+    dashboard = (ROOT / "docs/operate/observability/tfdist-dashboard.json").read_text()
     assert set(re.findall(r"tfdist_[a-z_]+", dashboard)) <= shown

@@ -1,4 +1,4 @@
-"""The program of docs/preemption.md under `tfdist run`: told to end, started again, told to end."""
+"""docs/operate/preemption.md: its program under `tfdist run` ends, starts again and ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
         covered_by="parallel/keras/test_preemption.py, single/launch/test_launch_notice.py"
     ),
 ]
-PAGE = Path(__file__).parents[3] / "docs" / "preemption.md"
+PAGE = Path(__file__).parents[3] / "docs/operate/preemption.md"
 
 
 @pytest.fixture

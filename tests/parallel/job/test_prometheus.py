@@ -30,7 +30,7 @@ pytestmark = [
     # It needs a Debian package.
     pytest.mark.long(covered_by="parallel/job/test_metrics.py"),
 ]
-OBSERVABILITY = Path(__file__).parents[3] / "docs" / "observability"
+OBSERVABILITY = Path(__file__).parents[3] / "docs/operate/observability"
 ROWS = 256
 LOGS = ("output", "prometheus.log")
 # Two workers, of which the second is late; a table on a parameter server; and data tasks.

@@ -1,4 +1,4 @@
-"""The promises of docs/security.md, tested with raw sockets and calls against live jobs."""
+"""The promises of docs/operate/security.md, tested with raw sockets and calls against live jobs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.long(covered_by="test_a_job_of_tfdist_run_refuses_strangers")
 def test_the_commands_of_the_page(tmp_path):
-    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/security.md").read_text(), re.DOTALL)
+    (block,) = re.findall(
+        r"```sh\n(.*?)```", (ROOT / "docs/operate/security.md").read_text(), re.DOTALL
+    )
     command = f'tfdist() {{ "{interpreter()}" -m tfdist "$@"; }}\n{block}'
     finished = subprocess.run(
         ["bash", "-euc", command],

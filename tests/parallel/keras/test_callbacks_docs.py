@@ -1,4 +1,4 @@
-"""The first program of docs/callbacks.md runs as it is written, and leaves what the page says."""
+"""The first program of docs/guides/callbacks.md runs as written, and leaves what the page says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.elastic.file_callbacks import arguments, model_of
 from support.example_runs import ROOT, shell
 
 pytestmark = pytest.mark.timeout(180)
-PAGE = (ROOT / "docs/callbacks.md").read_text()
+PAGE = (ROOT / "docs/guides/callbacks.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

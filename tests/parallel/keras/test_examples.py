@@ -138,11 +138,11 @@ def test_an_elastic_script_ends_with_the_results_of_one_process(tmp_path):
     "page",
     [
         "README.md",
-        "docs/multi_worker.md",
-        "docs/compression.md",
-        "docs/local_updates.md",
-        "docs/elastic.md",
-        "docs/resume.md",
+        "docs/guides/multi_worker.md",
+        "docs/guides/compression.md",
+        "docs/guides/local_updates.md",
+        "docs/guides/elastic.md",
+        "docs/guides/resume.md",
     ],
 )
 def test_the_first_program_of_a_page_runs_on_two_workers(tmp_path, page):
@@ -155,7 +155,7 @@ def test_the_first_program_of_a_page_runs_on_two_workers(tmp_path, page):
 
 @pytest.mark.long(covered_by="parallel/keras/test_several_devices.py")
 def test_the_program_for_several_devices_runs_on_two_workers(tmp_path):
-    page = (ROOT / "docs/mirrored.md").read_text()
+    page = (ROOT / "docs/guides/mirrored.md").read_text()
     programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (program,) = [p for p in programs if "MultiWorkerMirroredStrategy()" in p]
     script = tmp_path / "train.py"
@@ -258,7 +258,7 @@ def test_criteo_synthetic():
 
 @pytest.mark.long(covered_by="parallel/ps/test_ps_sync.py")
 def test_the_programs_for_parameter_servers_run(tmp_path):
-    page = (ROOT / "docs/parameter_server.md").read_text()
+    page = (ROOT / "docs/guides/parameter_server.md").read_text()
     script = tmp_path / "train.py"
     first, second, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     script.write_text(first + second)
@@ -287,8 +287,8 @@ def test_horovod_style(options):
     covered_by="parallel/horovod/test_distributed_optimizer.py, parallel/elastic/test_run.py"
 )
 def test_the_programs_of_the_porting_guide_run_on_two_workers(tmp_path, monkeypatch):
-    page = (ROOT / "docs/porting.md").read_text()
-    before = re.findall(r"^```python before\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    page = (ROOT / "docs/start/porting.md").read_text()
+    before = re.findall(r'^```python title="before"\n(.*?)^```', page, re.DOTALL | re.MULTILINE)
     after = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert len(before) == 3 and len(after) == 5
     # One process runs all of them: each stands for itself.

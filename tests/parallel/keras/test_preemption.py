@@ -95,7 +95,7 @@ def told(ranks, who, after, delays=None):
 
 # A notice to all tasks; the agreement's own test has one to each.
 @pytest.mark.long(
-    "chief", "worker", covered_by="the other cases, single/control/test_stop_agreement.py"
+    "chief", "worker", covered_by="the other cases, single/preemption/test_stop_agreement.py"
 )
 @pytest.mark.parametrize("who", [[0], [1], [0, 1]], ids=["chief", "worker", "all"])
 def test_all_stop_after_the_same_step(tmp_path, who):

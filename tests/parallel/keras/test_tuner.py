@@ -169,7 +169,7 @@ def test_workers_of_parameter_servers_are_refused(ctx, tmp_path):
 def test_the_program_of_the_docs(ctx, tmp_path):
     searches.tuner_package()
     os.chdir(tmp_path)
-    page = (Path(__file__).parents[3] / "docs" / "tuning.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/guides/tuning.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {}
     exec(program, names)

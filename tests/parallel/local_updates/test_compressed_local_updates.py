@@ -86,7 +86,7 @@ def test_top_k_follows_its_recurrence(ctx):
 )
 @on_ranks(2, check=identical)
 def test_bytes_of_each_method(ctx):
-    """Sixteen bits halve the bytes; methods with feedback send what docs/compression.md says."""
+    """16 bits halve the bytes; methods with feedback send what docs/guides/compression.md says."""
     sent, weights = {}, {}
     methods = {"none": None, "fp16": FP16(min_elements=16), "bf16": BF16(min_elements=16)}
     for name, method in {**methods, **METHODS}.items():

@@ -6,17 +6,18 @@ import dataclasses
 from typing import NamedTuple
 from unittest import mock
 
-from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
+from tfdist.ops.ps.server import ParameterServer
+from tfdist.ops.ps.server_records import ServerStats, TraceEvent
 from tfdist.ps.server import ServerTask
 
 
 class Records(NamedTuple):
     """The records of one server."""
 
-    trace: list[ops.TraceEvent]
-    stats: ops.ServerStats
+    trace: list[TraceEvent]
+    stats: ServerStats
 
 
 def serve_and_tell(trace_events: int = 0) -> Records | None:
@@ -33,7 +34,7 @@ def serve_and_tell(trace_events: int = 0) -> Records | None:
         return None
     found = []
 
-    class Recorded(ops.ParameterServer):
+    class Recorded(ParameterServer):
         def __init__(self, index, config, *args, **kwargs):
             # Set on the server only; it is not part of the configuration that workers agree on.
             config = dataclasses.replace(config, trace_events=trace_events)
@@ -43,6 +44,6 @@ def serve_and_tell(trace_events: int = 0) -> Records | None:
             found.append(Records(self.trace(), self.stats()))
             super().close()
 
-    with mock.patch.object(ops, "ParameterServer", Recorded):
+    with mock.patch("tfdist.ps.server.ParameterServer", Recorded):
         assert ServerTask(cluster, Settings.from_environment()).serve() == 0
     return found[0]

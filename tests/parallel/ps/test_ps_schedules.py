@@ -14,7 +14,7 @@ from parallel.ps.scripted_loop import ScriptedLoop
 from support.processes.ranks import start_ranks
 from support.ps_job import roles
 from support.training.known_gradient import BASE, hear, tell, weight_after
-from tfdist.ops import TraceEvent
+from tfdist.ops.ps.server_records import TraceEvent
 
 pytestmark = pytest.mark.timeout(120)
 STEPS = 40

@@ -11,7 +11,7 @@ import pytest
 
 from tfdist.cli.main import main
 
-PAGE = Path(__file__).parents[3] / "docs/plan.md"
+PAGE = Path(__file__).parents[3] / "docs/operate/plan.md"
 VGG = "plan --parameters 138.36M --workers 4 --bandwidth 125MB/s --compute 0.55".split()
 
 

@@ -146,7 +146,7 @@ def test_a_port_that_others_reach_is_a_warning(
     DataTask(own, Settings())._server.stop()
     (warning,) = caplog.messages
     assert "data_dispatcher: TensorFlow's data service listens on port" in warning
-    assert "docs/security.md" in warning
+    assert "docs/operate/security.md" in warning
 
 
 def test_it_ends_with_the_job() -> None:

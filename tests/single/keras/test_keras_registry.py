@@ -14,7 +14,7 @@ from tfdist.keras import registry
 from tfdist.keras.registry import Replacement
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = "docs/keras_repairs.md"
+PAGE = "docs/reference/keras_repairs.md"
 FOR_ESTIMATOR = ("tfdist.estimator.keras3.in_graphs",)
 TESTS_OF_NEED = ("tests/parallel/keras/test_keras_repairs.py", "tests/devices/test_repairs.py")
 

@@ -480,7 +480,7 @@ def test_the_example_is_what_its_command_prints(capsys):
 
 
 def test_the_command_of_the_page(capsys):
-    page = (ROOT / "docs/kubernetes.md").read_text()
+    page = (ROOT / "docs/operate/kubernetes.md").read_text()
     (command,) = re.findall(
         r"^tfdist (k8s render .*?) > train.yaml$", page, re.DOTALL | re.MULTILINE
     )

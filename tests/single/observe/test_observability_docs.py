@@ -1,4 +1,4 @@
-"""The program and the commands of docs/observability.md, as a user types them."""
+"""The program and the commands of docs/operate/observability.md, as a user types them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.launching import PACKAGE, Launched
 from support.warm_python import interpreter
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/observability.md").read_text()
+PAGE = (ROOT / "docs/operate/observability.md").read_text()
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.ops import library
+from tfdist.ops.local.local_reduce import local_reduce
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64"]
 SHAPES = [(), (1,), (0, 3), (7,), (3, 5, 2), (5001,)]
@@ -28,7 +28,7 @@ def total(replicas: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5])
 def test_sums_of_all_dtypes_and_shapes_keep_their_order(replicas, mode):
     spec = [(shape, dtype) for shape in SHAPES for dtype in DTYPES]
-    reduce = ops.local_reduce if mode == "eager" else tf.function(ops.local_reduce)
+    reduce = local_reduce if mode == "eager" else tf.function(local_reduce)
     sums = reduce([[tf.constant(values(r, *s)) for s in spec] for r in range(replicas)])
     for (shape, dtype), result in zip(spec, sums, strict=True):
         assert result.dtype == dtype and result.shape == shape
@@ -38,36 +38,36 @@ def test_sums_of_all_dtypes_and_shapes_keep_their_order(replicas, mode):
 def test_mean_divides_floats_and_truncates_integers():
     for dtype in ("float16", "bfloat16", "float32", "float64"):
         replicas = [[tf.constant([1.0 + r, 10.0 * r], dtype)] for r in range(4)]
-        np.testing.assert_array_equal(ops.local_reduce(replicas, "mean")[0], [2.5, 15.0])
+        np.testing.assert_array_equal(local_reduce(replicas, "mean")[0], [2.5, 15.0])
     for dtype in ("int32", "int64"):
         # -1 / 2 is 0, as for tf.reduce_mean, not -1.
         replicas = [[tf.constant([-1, 7], dtype)], [tf.constant([0, 2], dtype)]]
-        np.testing.assert_array_equal(ops.local_reduce(replicas, "mean")[0], [0, 4])
+        np.testing.assert_array_equal(local_reduce(replicas, "mean")[0], [0, 4])
 
 
 def test_a_list_larger_than_the_cache():
     # Odd sizes, so that the threads' parts do not begin at multiples of a cache line.
     sizes = [3_000_001, 5, 2_500_003]
     replicas = [[tf.range(float(n)) * (r + 1) for n in sizes] for r in range(3)]
-    for n, result in zip(sizes, ops.local_reduce(replicas), strict=True):
+    for n, result in zip(sizes, local_reduce(replicas), strict=True):
         np.testing.assert_array_equal(result, 6 * np.arange(n, dtype=np.float32))
 
 
 def test_nothing_to_reduce():
-    assert ops.local_reduce([[], []]) == []
+    assert local_reduce([[], []]) == []
 
 
 def test_whoever_holds_a_tensor_keeps_its_value():
     variable = tf.Variable([1.0, 2.0])
     held = tf.constant([3.0, 4.0])
-    np.testing.assert_array_equal(ops.local_reduce([[variable], [held]])[0], [4.0, 6.0])
+    np.testing.assert_array_equal(local_reduce([[variable], [held]])[0], [4.0, 6.0])
 
     @tf.function
     def step(argument):
         product = argument * 2.0
-        once = ops.local_reduce([[product, variable], [product, argument]])
-        again = ops.local_reduce([[product, variable], [product, argument]])  # the same subgraph
-        other = ops.local_reduce([[product, product], [argument, argument]], "mean")
+        once = local_reduce([[product, variable], [product, argument]])
+        again = local_reduce([[product, variable], [product, argument]])  # the same subgraph
+        other = local_reduce([[product, product], [argument, argument]], "mean")
         return [product, *once, *again, *other]
 
     for _ in range(2):
@@ -88,12 +88,12 @@ def test_whoever_holds_a_tensor_keeps_its_value():
 def test_constants_loops_and_branches():
     @tf.function
     def looped(x):
-        constant = ops.local_reduce([[tf.constant([1.0]), tf.constant([2])]] * 3)
+        constant = local_reduce([[tf.constant([1.0]), tf.constant([2])]] * 3)
         for i in tf.range(4):
             if i % 2 == 0:
-                x = ops.local_reduce([[x, x], [x, x * 2.0]])[1]
+                x = local_reduce([[x, x], [x, x * 2.0]])[1]
             else:
-                x = ops.local_reduce([[x, x]] * 2, "mean")[0]
+                x = local_reduce([[x, x]] * 2, "mean")[0]
         return x, constant
 
     x, constant = looped(tf.constant([1.0]))
@@ -106,7 +106,7 @@ def test_in_a_session_it_takes_the_memory_of_a_temporary():
         fed = tf.compat.v1.placeholder(tf.float32, [1000])
         held = fed * 5.0
         products = [fed * 2.0, fed * 3.0]
-        first, second = ops.local_reduce([[products[0], held], [products[1], fed * 7.0]])
+        first, second = local_reduce([[products[0], held], [products[1], fed * 7.0]])
         options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
         trace = tf.compat.v1.RunMetadata()
         with tf.compat.v1.Session() as session:
@@ -130,7 +130,7 @@ def test_shapes_are_known_while_a_graph_is_built():
 
     @tf.function(input_signature=[*signature, *signature])
     def step(a, b, c, d):
-        sums = ops.local_reduce([[a, b], [tf.ensure_shape(c, [2, None]), d]])
+        sums = local_reduce([[a, b], [tf.ensure_shape(c, [2, None]), d]])
         assert [s.shape.as_list() for s in sums] == [[2, 3], [4, None]]
         return sums
 
@@ -142,13 +142,13 @@ def test_differing_shapes_name_the_replica_and_the_tensor():
     third = [*first[:3], tf.ones([3, 2])]
     said = r"replica 2, tensor 3: expected \[2,3\] as on replica 0, received \[3,2\]"
     with pytest.raises(tf.errors.InvalidArgumentError, match=said):
-        ops.local_reduce([first, first, third])
+        local_reduce([first, first, third])
     with pytest.raises(ValueError, match=said):
-        tf.function(ops.local_reduce)([first, first, third])
+        tf.function(local_reduce)([first, first, third])
 
     @tf.function(input_signature=[tf.TensorSpec(None)] * 2)
     def unknown(a, b):
-        return ops.local_reduce([[1, a], [2, b]])
+        return local_reduce([[1, a], [2, b]])
 
     said = r"replica 1, tensor 1: expected \[2,3\] as on replica 0, received \[\]"
     with pytest.raises(tf.errors.InvalidArgumentError, match=said):
@@ -158,15 +158,15 @@ def test_differing_shapes_name_the_replica_and_the_tensor():
 def test_other_disagreements_are_told_before_anything_runs():
     one = tf.constant(1.0)
     with pytest.raises(ValueError, match="at least one replica, received none"):
-        ops.local_reduce([])
+        local_reduce([])
     with pytest.raises(ValueError, match="replica 1: expected 2 tensors .* received 1"):
-        ops.local_reduce([[one, one], [one]])
+        local_reduce([[one, one], [one]])
     with pytest.raises(TypeError, match="tensor 1: expected one of float16, .*, received uint8"):
-        ops.local_reduce([[one, tf.constant(1, tf.uint8)]] * 2)
+        local_reduce([[one, tf.constant(1, tf.uint8)]] * 2)
     with pytest.raises(TypeError, match="replica 1, tensor 0: expected float32 .* received int32"):
-        ops.local_reduce([[one], [tf.constant(1)]])
+        local_reduce([[one], [tf.constant(1)]])
     with pytest.raises(tf.errors.InvalidArgumentError, match="'reduce_op' of \"max\" is not in"):
-        ops.local_reduce([[one], [one]], "max")
+        local_reduce([[one], [one]], "max")
 
 
 def test_ops_that_are_called_wrongly_do_not_crash():

@@ -40,7 +40,7 @@ def test_the_published_example():
     assert round(costs.all_reduce(rounded, 4, target=0.9).bandwidth_needed / MB) == 13_582
 
 
-# docs/algorithms.md has the same numbers, which a test of the C++ core holds to the byte.
+# docs/reference/algorithms.md has the same numbers, which a test of the C++ core holds to the byte.
 @pytest.mark.parametrize("workers", range(2, 9))
 def test_bytes_and_messages_are_those_of_the_algorithms(workers):
     size = 840 * 1024

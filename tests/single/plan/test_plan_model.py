@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.timeout(120)
 
 # The page's program: 64 different ids in each batch of 32 rows, and 27 dense parameters.
-PROGRAM = re.search(r"```python\n(.*?)```", (ROOT / "docs/plan.md").read_text(), re.DOTALL)[1]
+PROGRAM = re.search(r"```python\n(.*?)```", (ROOT / "docs/operate/plan.md").read_text(), re.DOTALL)[
+    1
+]
 FIT = f"""\
 import os, sys
 assert "TF_CONFIG" not in os.environ and sys.stdin.read() == ""

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist import ops
+from tfdist.ops.ps.client import ParameterClient
+from tfdist.ops.ps.server import ParameterServer
+from tfdist.ops.ps.table_config import InitializerKind, RowInitializer, TableConfig
 from tfdist.ps.config import PsConfig
 from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.placement import Placement
@@ -34,8 +36,8 @@ class Job:
     """Two servers, and a worker."""
 
     def __init__(self) -> None:
-        self.servers = [ops.ParameterServer(i, CONFIG) for i in range(2)]
-        self.client = ops.ParameterClient(0, 1, 1234, 2, timeout=20.0)
+        self.servers = [ParameterServer(i, CONFIG) for i in range(2)]
+        self.client = ParameterClient(0, 1, 1234, 2, timeout=20.0)
         for i, server in enumerate(self.servers):
             server.start(KEY)
             self.client.connect(i, f"127.0.0.1:{server.port}", KEY, server.incarnation, 20.0)
@@ -44,10 +46,8 @@ class Job:
 
     def table(self, width: int, **fields) -> Table:
         name = f"table {len(self.tables)}"
-        uniform = ops.RowInitializer(ops.InitializerKind.UNIFORM, -1.0, 1.0, len(self.tables))
-        table_id = self.client.tables.create(
-            name, ops.TableConfig(width=width, initializer=uniform)
-        )
+        uniform = RowInitializer(InitializerKind.UNIFORM, -1.0, 1.0, len(self.tables))
+        table_id = self.client.tables.create(name, TableConfig(width=width, initializer=uniform))
         # It has no rows; steps pull and push it.
         parameter = self.parameters.add(name, (0, width), tf.float32)
         value = self.parameters.initial_value(parameter, tf.zeros((0, width)))

@@ -16,8 +16,11 @@ import pytest
 import tensorflow as tf
 
 from support.table_job import ADAGRAD, Worker, restored, rows_of, scanned, start_server, train
-from tfdist import ops
 from tfdist.errors import CheckpointError
+from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
+from tfdist.ops.ps.saved_rows import SavedRows
+from tfdist.ops.ps.snapshot import ServerSnapshot
+from tfdist.ops.ps.table_config import TableConfig
 from tfdist.ps.checkpoint import checkpoint as checkpoints
 from tfdist.ps.checkpoint import layout, row_chain, rows_file, snapshot
 from tfdist.ps.checkpoint.checkpoint import Checkpoints
@@ -201,7 +204,7 @@ def test_rows_of_another_width_than_their_table_are_refused(job, tmp_path):
     path = Path(layout.path(folder, 2, "rows"))
     with path.open("rb") as file:
         about = rows_file.Reader(file, str(path)).about
-    rows = ops.SavedRows(
+    rows = SavedRows(
         np.arange(5),
         *(np.zeros(5, np.uint32) for _ in range(2)),
         np.ones([5, 1], np.float32),
@@ -462,7 +465,7 @@ def test_a_snapshot_that_fails_leaves_nothing_behind(job, tmp_path):
 def test_names_that_are_no_text_are_saved_and_restored(tmp_path):
     store = start_server()
     name = b"\x80 name".decode(errors="surrogateescape")
-    store.restore(ops.ServerSnapshot({name: np.arange(3.0)}, np.array([], np.uint64)))
+    store.restore(ServerSnapshot({name: np.arange(3.0)}, np.array([], np.uint64)))
     store.end_restore()
     Checkpoints(store, str(tmp_path), 0, 1).save(1)
     copy, _ = restored(tmp_path)
@@ -471,9 +474,7 @@ def test_names_that_are_no_text_are_saved_and_restored(tmp_path):
 
 
 ADAM = {
-    "optimizer": ops.OptimizerConfig(
-        kind=ops.OptimizerKind.ADAM, beta_1=0.9, beta_2=0.999, epsilon=1e-7
-    )
+    "optimizer": OptimizerConfig(kind=OptimizerKind.ADAM, beta_1=0.9, beta_2=0.999, epsilon=1e-7)
 }
 
 
@@ -493,7 +494,7 @@ def test_another_optimizer_than_the_checkpoints(job, tmp_path):
     before = rows_of(store)["a"]
     checkpoints.save(2)
     worker = Worker([store])
-    config = ops.TableConfig(width=3, **ADAM)
+    config = TableConfig(width=3, **ADAM)
     message = (
         "table 'a' was created with another configuration, whose rows have the slots accumulator "
         r"\(3\); expected momentum \(3\), velocity \(3\), .* reset_slots=True"
@@ -502,7 +503,7 @@ def test_another_optimizer_than_the_checkpoints(job, tmp_path):
         worker.client.tables.create("a", config)
     other = Worker([store], start=False)
     with pytest.raises(tf.errors.InvalidArgumentError, match="expected a width of 3, received 4"):
-        other.client.tables.create("a", ops.TableConfig(width=4), resets_slots=True)
+        other.client.tables.create("a", TableConfig(width=4), resets_slots=True)
     worker = Worker([store], start=False)
     number = worker.client.tables.create("a", config, resets_slots=True)
     after = scanned(worker, number)
@@ -512,7 +513,7 @@ def test_another_optimizer_than_the_checkpoints(job, tmp_path):
     # A worker with the former arguments would train another table.
     former = Worker([store], start=False)
     with pytest.raises(tf.errors.InvalidArgumentError, match="all workers have to give"):
-        former.client.tables.create("a", ops.TableConfig(width=3, **ADAGRAD))
+        former.client.tables.create("a", TableConfig(width=3, **ADAGRAD))
 
     worker = Worker([store], start=False, process=2000)
     table = worker.table("a", 3, **ADAM)

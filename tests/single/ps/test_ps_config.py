@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.config.cluster import Cluster
 from tfdist.errors import ClusterConfigError
-from tfdist.ops import ServerEvent
+from tfdist.ops.ps.server_records import ServerEvent
 from tfdist.ps.config import PsConfig
 from tfdist.ps.liveness import Liveness
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from support.table_job import ADAGRAD, Worker, restored, rows_of, scanned, start_server, train
-from tfdist import ops
+from tfdist.ops.ps.tables import EditKind
 from tfdist.ps.checkpoint.checkpoint import Checkpoints
 
 NO_ROWS = tf.zeros([0])
@@ -15,16 +15,16 @@ NO_ROWS = tf.zeros([0])
 
 def upsert(worker, table, ids, values):
     worker.client.tables.edit(
-        table, ops.EditKind.UPSERT, tf.constant(ids, tf.int64), tf.constant(values, tf.float32)
+        table, EditKind.UPSERT, tf.constant(ids, tf.int64), tf.constant(values, tf.float32)
     )
 
 
 def remove(worker, table, ids):
-    worker.client.tables.edit(table, ops.EditKind.REMOVE, tf.constant(ids, tf.int64), NO_ROWS)
+    worker.client.tables.edit(table, EditKind.REMOVE, tf.constant(ids, tf.int64), NO_ROWS)
 
 
 def clear(worker, table):
-    worker.client.tables.edit(table, ops.EditKind.CLEAR, tf.zeros([0], tf.int64), NO_ROWS)
+    worker.client.tables.edit(table, EditKind.CLEAR, tf.zeros([0], tf.int64), NO_ROWS)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from single.ps.lookup_job import Job, counted
-from tfdist import ops
+from tfdist.ops.ps.prefetched import prefetched
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_cached_rows_are_used_for_some_steps(job):
 def test_a_dataset_asks_one_batch_ahead(job):
     table, other = job.table(2), job.table(3)
     batches = np.arange(24, dtype=np.int64).reshape(8, 3)
-    dataset = ops.prefetched(
+    dataset = prefetched(
         tf.data.Dataset.from_tensor_slices(batches),
         lambda ids: (job.client, [table, table, other], [ids, ids + 1, ids]),
     )
@@ -114,5 +114,5 @@ def test_prefetching_keeps_the_structure_of_a_batch():
     numbers = tf.range(4, dtype=tf.int64)
     for components in (((numbers, numbers),), (numbers, numbers), numbers, {"ids": numbers}):
         dataset = tf.data.Dataset.from_tensor_slices(components)
-        asking = ops.prefetched(dataset, lambda *batch: (client, [], []))
+        asking = prefetched(dataset, lambda *batch: (client, [], []))
         assert asking.element_spec == dataset.element_spec

@@ -14,8 +14,9 @@ import pytest
 import tensorflow as tf
 
 from support.table_job import ADAGRAD, Worker, rows_of, start_server
-from tfdist import ops
 from tfdist.errors import CheckpointError
+from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
+from tfdist.ops.ps.table_config import TableConfig
 from tfdist.ps.export import files
 
 FORMATS = pytest.mark.parametrize("ending", ["npz", "parquet"])
@@ -25,7 +26,7 @@ def make(servers, width=3, **options):
     stores = [start_server(i) for i in range(servers)]
     worker = Worker(stores)
     table = worker.table("t", width, **options)
-    return stores, worker, table, ops.TableConfig(width=width, **options)
+    return stores, worker, table, TableConfig(width=width, **options)
 
 
 def filled(servers=2, **options):
@@ -109,7 +110,7 @@ def test_an_imported_row_is_in_the_log(tmp_path):
     worker = Worker(stores)
     table = worker.table("t", 1)
     np.savez(f"{tmp_path}/a.npz", ids=np.array([7]), values=np.array([[2.5]], np.float32))
-    config = ops.TableConfig(width=1)
+    config = TableConfig(width=1)
     files.import_table(worker.client, table.table, config, f"{tmp_path}/a.npz")
     copy = start_server()
     Checkpoints(copy, str(tmp_path), 0, 1).restore()
@@ -158,12 +159,12 @@ def test_files_that_do_not_fit(tmp_path):
 
 @FORMATS
 def test_slots_of_another_optimizer(tmp_path, ending):
-    kinds = ops.OptimizerKind
+    kinds = OptimizerKind
     others = {
         # As many numbers, and of the same length.
-        "change": ops.OptimizerConfig(kind=kinds.SGD, momentum=0.5),
-        "momentum": ops.OptimizerConfig(kind=kinds.LION),
-        "accumulator (3), linear": ops.OptimizerConfig(kind=kinds.FTRL, learning_rate_power=-0.5),
+        "change": OptimizerConfig(kind=kinds.SGD, momentum=0.5),
+        "momentum": OptimizerConfig(kind=kinds.LION),
+        "accumulator (3), linear": OptimizerConfig(kind=kinds.FTRL, learning_rate_power=-0.5),
     }
     stores, worker, table, config = filled(1, **ADAGRAD)
     path = f"{tmp_path}/t.{ending}"

@@ -9,8 +9,9 @@ import tf_keras
 
 import tfdist
 from support.table_job import Worker, start_server
-from tfdist import embedding, ops
+from tfdist import embedding
 from tfdist.embedding import initializers, optimizers
+from tfdist.ops.ps.table_config import InitializerKind
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_rows_step_as_keras_steps_variables_of_one_row(name):
     assert moved > 1e-3
 
 
-KINDS = ops.InitializerKind
+KINDS = InitializerKind
 
 
 @pytest.mark.parametrize(

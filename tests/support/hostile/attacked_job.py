@@ -22,11 +22,11 @@ from support.hostile import raw_ps_member as ps
 from support.hostile.attacks import ACCOMPLICE, MEMBER, TABLE_WIDTH, TABLES, Target
 from support.hostile.sanitized_library import SanitizedLibrary
 from support.launching import PACKAGE
-from support.patience import wait_until
 from support.raw_data_peer import Door, ask_for_door
-from tfdist import ops
+from support.training.known_gradient import wait_until
 from tfdist.config.cluster import Cluster
 from tfdist.launch.ports import free_ports
+from tfdist.ops.ps.server import ParameterServer
 from tfdist.ps.checkpoint.checkpoint import Checkpoints
 from tfdist.ps.config import PsConfig
 
@@ -48,7 +48,7 @@ def make_snapshots(root: Path) -> None:
     """Writes the snapshots that a job begins with: tables of the members', without slots."""
     key = bytes(32)
     for index in range(SERVERS):
-        with contextlib.closing(ops.ParameterServer(index, configuration(root))) as server:
+        with contextlib.closing(ParameterServer(index, configuration(root))) as server:
             checkpoints = Checkpoints(server, str(root), index, SERVERS)
             checkpoints.restore()
             server.start(key)

@@ -1,6 +1,6 @@
 """Models of many kinds, and their differences between replicas and one process.
 
-docs/parity.md has a table of what the tests that use these print.
+docs/reference/parity.md has a table of what the tests that use these print.
 """
 
 from __future__ import annotations

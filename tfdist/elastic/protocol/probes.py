@@ -115,8 +115,7 @@ class Probes:
           method: one of `messages.REQUESTS`.
           request: the request.
 
-        Raises:
-          As `ControlClient.call`.
+        Raises the errors of `ControlClient.call`.
         """
         began = time.monotonic()
         self._asked(address, began)
@@ -141,8 +140,7 @@ class Probes:
         Returns:
           The answer; {"status": "other"} if another process than the member has given it.
 
-        Raises:
-          As `ControlClient.call`.
+        Raises the errors of `ControlClient.call`.
         """
         request = proofs.prove(request, member.process)
         other = {"status": "other"}

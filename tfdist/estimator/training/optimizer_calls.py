@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tf_keras.optimizers import legacy
 
-from tfdist import ops
-
 # To recognize a user's own function.
 from tfdist.internals.tf_keras import all_reduce_sum_gradients
+from tfdist.ops.ps.optimizer_config import OptimizerKind
 from tfdist.strategies._variables.server_variable import ServerVariable
 
 v1 = tf.compat.v1
-_Kind = ops.OptimizerKind
+_Kind = OptimizerKind
 
 
 class Known(NamedTuple):

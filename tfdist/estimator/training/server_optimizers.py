@@ -20,20 +20,20 @@ import numpy as np
 import tensorflow as tf
 from tf_keras.optimizers import legacy
 
-from tfdist import ops
 from tfdist.estimator.training.optimizer_calls import (
     CallOfTensorFlow1,
     CallOfTfKeras,
     OptimizerCall,
 )
 from tfdist.keras.workers import decide_where_it_runs, is_table, replica_on_servers
+from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
 from tfdist.ps.row_gradients import flat_rows
 from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.server_variable import ServerVariable
 from tfdist.strategies._variables.table_variable import TableVariable
 
 v1 = tf.compat.v1
-_Kind = ops.OptimizerKind
+_Kind = OptimizerKind
 
 # The allowed difference between steps that add the epsilon in different places: less than the
 # precision of float32.
@@ -84,7 +84,7 @@ class Bindings:
     """The descriptions of a graph's optimizers that the servers need before its first step."""
 
     def __init__(self) -> None:
-        self._noted: list[tuple[ops.OptimizerConfig, list[tuple]]] = []
+        self._noted: list[tuple[OptimizerConfig, list[tuple]]] = []
 
     @classmethod
     def of_this_graph(cls) -> Bindings:
@@ -94,7 +94,7 @@ class Bindings:
             graph.tfdist_bindings = cls()
         return graph.tfdist_bindings
 
-    def note(self, config: ops.OptimizerConfig, bindings: list[tuple]) -> None:
+    def note(self, config: OptimizerConfig, bindings: list[tuple]) -> None:
         """Stores the arguments of a call of `Parameters.bind`."""
         self._noted.append((config, bindings))
 
@@ -142,7 +142,7 @@ class ServerStep:
         pairs: Sequence[tuple],
         strategy: Any,
         bindings: Bindings,
-        config: ops.OptimizerConfig,
+        config: OptimizerConfig,
     ) -> None:
         self._call = call
         self._pairs = pairs
@@ -216,8 +216,8 @@ def _rounds_alike(call: OptimizerCall, variables: Sequence[tf.Variable]) -> bool
     return difference <= _ROUNDING and all(v.dtype == tf.float32 for v in variables)
 
 
-def _config(call: OptimizerCall) -> ops.OptimizerConfig:
-    config = ops.OptimizerConfig(kind=call.counterpart.kind)
+def _config(call: OptimizerCall) -> OptimizerConfig:
+    config = OptimizerConfig(kind=call.counterpart.kind)
     # As TensorFlow rounds them: 1 - beta_2 would differ in the fifth digit.
     values = {name: float(np.float32(value)) for name, value in call.numbers.items()}
     accumulator = values.pop("initial_accumulator_value", None)
@@ -230,5 +230,5 @@ def _config(call: OptimizerCall) -> ops.OptimizerConfig:
     return config
 
 
-def _has_slots(config: ops.OptimizerConfig) -> bool:
+def _has_slots(config: OptimizerConfig) -> bool:
     return config.kind != _Kind.SGD or config.momentum != 0

@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 from keras import optimizers
 
-from tfdist import ops
 from tfdist.internals.keras_3 import BaseOptimizer, TFOptimizer, Variable
 from tfdist.keras.hooks import clipping
 from tfdist.keras.registry import hooks
@@ -18,8 +17,9 @@ from tfdist.keras.workers import (
     replica_on_servers,
     trains_on_servers,
 )
+from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
 
-_Kind = ops.OptimizerKind
+_Kind = OptimizerKind
 
 # By exact class, since a subclass may do something else: the kind, and the attributes that hold the
 # slots, in the order that the servers expect (core/ps/optimizers/optimizer.h).
@@ -105,8 +105,8 @@ def _obstacle(
     return None
 
 
-def _config(optimizer: TFOptimizer) -> ops.OptimizerConfig:
-    config = ops.OptimizerConfig(kind=_KNOWN[type(optimizer)][0])
+def _config(optimizer: TFOptimizer) -> OptimizerConfig:
+    config = OptimizerConfig(kind=_KNOWN[type(optimizer)][0])
     for name in [field[0] for field in config._fields_[1:]]:
         if getattr(optimizer, name, None) is not None:
             setattr(config, name, getattr(optimizer, name))

@@ -1,7 +1,8 @@
 """The specification of an indexed Job, which all engines but TFJob and StatefulSet share.
 
 Which failures count is said by exit codes: 143 is a preemption notice that the task has followed
-(docs/preemption.md), so it starts again and is not counted. Neither is a pod that its node loses.
+(docs/operate/preemption.md), so it starts again and is not counted. Neither is a pod that its node
+loses.
 """
 
 from __future__ import annotations

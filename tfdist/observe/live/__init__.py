@@ -1,4 +1,4 @@
-"""Looking at a running job: `tfdist top` and `tfdist dashboard`; see docs/dashboard.md.
+"""Looking at a running job: `tfdist top` and `tfdist dashboard`; see docs/operate/dashboard.md.
 
 | File | Holds |
 |---|---|

@@ -64,7 +64,7 @@ class ReportedState:
       pid: its process.
       script: the file name of its program.
       memory: resident bytes of the process.
-      metrics: by name and labels, without the label `task`: the numbers of docs/metrics.md.
+      metrics: by name and labels, without the label `task`: the numbers of docs/operate/metrics.md.
       traffic: bytes of tensors sent to and received from each other task, by its name.
       loss: number of steps that have a loss, and the loss; `None` if it is not finite.
       events: what was under way in the last seconds.
@@ -193,7 +193,7 @@ class TaskActivity:
 
 @dataclasses.dataclass(frozen=True)
 class Queue:
-    """The data tasks of a queue in the current epoch; see docs/data.md."""
+    """The data tasks of a queue in the current epoch; see docs/guides/data.md."""
 
     name: str
     to_do: int

@@ -1,1 +1,1 @@
-"""Numbers of this process's task for Prometheus and TensorBoard; see docs/metrics.md."""
+"""Numbers of this process's task for Prometheus and TensorBoard; see docs/operate/metrics.md."""

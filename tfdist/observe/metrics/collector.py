@@ -1,7 +1,7 @@
 """What this process's task tells Prometheus. Everything is read when it is asked for.
 
-`describe` yields *families*: a metric's name, its help, and its samples. `docs/metrics.md` has the
-table of all of them.
+`describe` yields *families*: a metric's name, its help, and its samples. `docs/operate/metrics.md`
+has the table of all of them.
 """
 
 from __future__ import annotations

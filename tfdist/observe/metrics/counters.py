@@ -98,7 +98,7 @@ def count_samples(batch: Any) -> None:
     """Counts the rows of a batch, for the metrics of a loop with `tfdist.DistributedGradientTape`.
 
     Call it in each step. `fit` and `strategy.run` count rows by themselves. It does nothing in a
-    process without metrics (docs/metrics.md).
+    process without metrics (docs/operate/metrics.md).
 
     Args:
       batch: a tensor, or a structure of tensors; the rows are those of the first one that is no

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.data.queue.master import TaskMaster
 from tfdist.errors import CheckpointError
+from tfdist.ops.ps.server import ParameterServer
+from tfdist.ops.ps.snapshot import ServerSnapshot
 from tfdist.ops.trace import events
 from tfdist.ps.checkpoint import files, layout, row_chain, snapshot
 
@@ -44,7 +45,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        store: ops.ParameterServer,
+        store: ParameterServer,
         root: str,
         server: int,
         servers: int,
@@ -108,7 +109,8 @@ class Checkpoints:
           full: write all rows.
 
         Returns:
-          As `snapshot.write`.
+
+        Raises also the errors of `snapshot.write`.
         """
         with self._lock:
             if number <= self._latest:
@@ -203,7 +205,7 @@ class Checkpoints:
         if latest.rows is not None:
             self._restore_rows(self._folder, latest, 0, 1)
         self._store.restore(
-            ops.ServerSnapshot(
+            ServerSnapshot(
                 latest.shards,
                 latest.progress,
                 latest.unclaimed,
@@ -234,7 +236,7 @@ class Checkpoints:
                 later = time - part.time if part.time else 0.0
                 later = later if later > _MAX_SPREAD else 0.0
                 self._restore_rows(folder, part, self._server, self._servers, later)
-        self._store.restore(ops.ServerSnapshot({}, np.zeros(0, np.uint64), unclaimed, time=time))
+        self._store.restore(ServerSnapshot({}, np.zeros(0, np.uint64), unclaimed, time=time))
         self._restore_tasks(parts[0])  # ps 0 has them
 
     def _restore_rows(

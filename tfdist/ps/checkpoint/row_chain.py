@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from tfdist import ops
 from tfdist.errors import CheckpointError
+from tfdist.ops.ps.saved_rows import SavedRows
+from tfdist.ops.ps.snapshot import SavedTable
 from tfdist.ps.checkpoint import files, layout, rows_file
 
 
@@ -15,7 +16,7 @@ def write(
     folder: str,
     number: int,
     base: tuple[int, int] | None,
-    tables: Sequence[ops.SavedTable],
+    tables: Sequence[SavedTable],
 ) -> rows_file.Written:
     """Writes the rows of snapshot `number`, before the snapshot itself.
 
@@ -35,9 +36,7 @@ def write(
         return rows_file.write(file, rows_file.About(number, base, tables))
 
 
-def read(
-    folder: str, number: int, checksum: int
-) -> Iterator[tuple[ops.SavedTable, ops.SavedRows | None]]:
+def read(folder: str, number: int, checksum: int) -> Iterator[tuple[SavedTable, SavedRows | None]]:
     """Reads the rows of a snapshot, file by file in the order of writing.
 
     Args:

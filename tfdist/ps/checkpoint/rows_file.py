@@ -24,8 +24,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tfdist import ops
 from tfdist.errors import CheckpointError
+from tfdist.ops.ps.saved_rows import SavedRows
+from tfdist.ops.ps.snapshot import SavedTable
 
 _MAGIC = b"tfdist rows 1\n"
 # Kind, table, rows, removed rows, floats of a row, checksum of the piece without this field.
@@ -47,7 +48,7 @@ class About:
 
     number: int
     base: tuple[int, int] | None
-    tables: Sequence[ops.SavedTable]
+    tables: Sequence[SavedTable]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Reader:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
 
-    def rows(self) -> Iterator[tuple[int, ops.SavedRows]]:
+    def rows(self) -> Iterator[tuple[int, SavedRows]]:
         """Yields chunks of rows with the index of their table; each is valid until the next.
 
         Raises:
@@ -218,10 +219,10 @@ def _about(fields: Any) -> About:
     return About(_integer("number", fields["number"]), base, [_table(t) for t in fields["tables"]])
 
 
-def _table(fields: Any) -> ops.SavedTable:
+def _table(fields: Any) -> SavedTable:
     if not isinstance(fields["name"], str):
         raise ValueError(f"name: expected a text, received {fields['name']!r:.50}")
-    return ops.SavedTable(
+    return SavedTable(
         fields["name"],
         bytes.fromhex(fields["description"]),
         _integer("floats", fields["floats"], _MAX_FLOATS),
@@ -244,7 +245,7 @@ def _body_bytes(kind: int, count: int, removed: int, floats: int) -> int:
     return 0
 
 
-def _split(body: memoryview, count: int, removed: int, floats: int) -> ops.SavedRows:
+def _split(body: memoryview, count: int, removed: int, floats: int) -> SavedRows:
     at = 0
 
     def take(items: int, dtype: type) -> np.ndarray:
@@ -256,7 +257,7 @@ def _split(body: memoryview, count: int, removed: int, floats: int) -> ops.Saved
     ids, removed_ids = take(count, np.int64), take(removed, np.int64)
     used, counts = take(count, np.uint32), take(count, np.uint32)
     content = take(count * floats, np.float32).reshape(count, floats)
-    return ops.SavedRows(ids, used, counts, content, removed_ids)
+    return SavedRows(ids, used, counts, content, removed_ids)
 
 
 def _mix(running: int, checksum: int) -> int:

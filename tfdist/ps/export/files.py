@@ -14,8 +14,10 @@ from types import ModuleType
 
 import numpy as np
 
-from tfdist import ops
 from tfdist.errors import CheckpointError
+from tfdist.ops.ps.client import ParameterClient
+from tfdist.ops.ps.saved_rows import SavedRows, import_rows, scan_rows
+from tfdist.ops.ps.table_config import TableConfig
 from tfdist.ps.checkpoint import files
 from tfdist.ps.export import archive, parquet
 from tfdist.ps.export.columns import CHUNK_ROWS
@@ -24,7 +26,7 @@ _NO_IDS = np.zeros([0], np.int64)
 
 
 def export_table(
-    client: ops.ParameterClient, table: int, config: ops.TableConfig, path: str, slots: bool = False
+    client: ParameterClient, table: int, config: TableConfig, path: str, slots: bool = False
 ) -> int:
     """Writes all rows of a table to a file, which gets its name when it is complete.
 
@@ -53,9 +55,9 @@ def export_table(
 
 
 def import_table(
-    client: ops.ParameterClient,
+    client: ParameterClient,
     table: int,
-    config: ops.TableConfig,
+    config: TableConfig,
     path: str,
     *,
     slots: bool = True,
@@ -93,9 +95,9 @@ def import_table(
 
 
 def assign(
-    client: ops.ParameterClient,
+    client: ParameterClient,
     table: int,
-    config: ops.TableConfig,
+    config: TableConfig,
     columns: Mapping[str, np.ndarray],
     source: str,
     *,
@@ -129,19 +131,19 @@ def assign(
     if with_slots and "slots" in columns:
         content = np.concatenate([values, columns["slots"]], axis=1)
     none = np.zeros(len(values), np.uint32)
-    rows = ops.SavedRows(
+    rows = SavedRows(
         np.ascontiguousarray(columns["ids"]),
         np.ascontiguousarray(columns.get("used", none)),
         np.ascontiguousarray(columns.get("counts", none)),
         np.ascontiguousarray(content),
         _NO_IDS,
     )
-    ops.import_rows(client, table, rows, with_slots)
+    import_rows(client, table, rows, with_slots)
     return len(values)
 
 
 def fetch(
-    client: ops.ParameterClient, table: int, config: ops.TableConfig
+    client: ParameterClient, table: int, config: TableConfig
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns all ids that have a row, int64[n], and the rows, float32[n, width].
 
@@ -170,12 +172,12 @@ def _format_of(path: str) -> ModuleType:
 
 
 def columns_of(
-    client: ops.ParameterClient, table: int, width: int, slots: bool
+    client: ParameterClient, table: int, width: int, slots: bool
 ) -> Iterator[dict[str, np.ndarray]]:
     """Fetches a table in chunks of rows, at least one, each valid until the next."""
     count = 0
     for server in range(client.servers):
-        for rows in ops.scan_rows(client, table, server, slots, CHUNK_ROWS):
+        for rows in scan_rows(client, table, server, slots, CHUNK_ROWS):
             columns = {"ids": rows.ids, "values": rows.content[:, :width]}
             if slots:
                 columns |= {"used": rows.used, "counts": rows.counts}
@@ -189,7 +191,7 @@ def columns_of(
 
 def check(
     columns: Mapping[str, np.ndarray],
-    config: ops.TableConfig,
+    config: TableConfig,
     path: str,
     *,
     slots: bool = True,
@@ -221,7 +223,7 @@ def _check_shapes(columns: Mapping[str, np.ndarray], width: int, path: str) -> N
 def _check_slots(
     columns: Mapping[str, np.ndarray],
     described: dict[str, int] | None,
-    config: ops.TableConfig,
+    config: TableConfig,
     path: str,
     name: str,
 ) -> None:

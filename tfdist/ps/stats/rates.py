@@ -1,7 +1,7 @@
 """The statistics of parameter servers, and rates per second between two readings.
 
 A *reading* is a dict: "seconds" (of a monotonic clock), "incarnation", "server" (the fields of
-`tfdist.ops.ServerStats`) and "tables" (those of `TableStats`, by name).
+`ServerStats`) and "tables" (those of `TableStats`, by name).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tfdist.control import messages
 from tfdist.control.client import ControlClient
 
 if TYPE_CHECKING:  # the command line works without TensorFlow
-    from tfdist import ops
+    from tfdist.ops.ps.server import ParameterServer
 
 Reading = dict[str, Any]
 _CAUSES = ("evicted_for_room", "evicted_by_age", "evicted_by_norm")
@@ -69,7 +69,7 @@ class ServerRates:
     tables: dict[str, TableRates]
 
 
-def reading(store: ops.ParameterServer) -> Reading:
+def reading(store: ParameterServer) -> Reading:
     """Reads a server of this process."""
     tables = {name: dataclasses.asdict(stats) for name, stats in store.table_stats().items()}
     return {

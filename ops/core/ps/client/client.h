@@ -38,6 +38,7 @@ class Client {
   // be called from a `done`.
 
   Parameters& parameters() { return parameters_; }
+  const Parameters& parameters() const { return parameters_; }
   Tables& tables() { return tables_; }
   Commits& commits() { return commits_; }
   Averaging& averaging() { return averaging_; }

@@ -27,7 +27,7 @@ pytestmark = [
         reason="Chromium is not installed: apt-get install chromium",
     ),
     # It needs a browser.
-    pytest.mark.long(covered_by="single/live/test_dashboard.py"),
+    pytest.mark.long(covered_by="single/observe/live/test_dashboard.py"),
 ]
 TOKEN = "the-token-of-the-test"
 # As HTML, as an attribute, as a script, and as an entity.
