@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MAX_DEPTH = 16  # levels of objects and lists
+# Values and names in a request: small ones need thirty times their length in memory.
+MAX_ITEMS = 100_000
 
 Request = TypeVar("Request", bound="DataclassInstance")
 # Returns the value of a field of this name, or raises a MessageError.
 _Check = Callable[[str, Any], Any]
 
-_TOKEN = re.compile(rb'\\.|["\[\]{}]', re.DOTALL)
+_TOKEN = re.compile(rb'\\.|["\[\]{},]', re.DOTALL)
 _SHOWN = reprlib.Repr()
 _SHOWN.maxlevel = 3
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 80
@@ -40,6 +42,11 @@ _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 80
 
 class MessageError(Exception):
     """A message is not encoded so, or is of another kind; the text names the difference."""
+
+
+def wire_name(kind: type[Any]) -> str:
+    """Returns the name of a kind of request in its method, in proofs and in errors."""
+    return kind.__name__.removesuffix("Request")
 
 
 def encode(message: Any) -> bytes:
@@ -59,15 +66,20 @@ def encode(message: Any) -> bytes:
     return b"\0".join((text, b"".join(attached))) if attached else text
 
 
-def decode_object(body: bytes) -> dict[str, Any]:
+def decode_object(body: bytes, max_items: float = math.inf) -> dict[str, Any]:
     """Returns the object in `body`, all of whose texts UTF-8 can encode.
+
+    Args:
+      body: the encoded message.
+      max_items: the largest number of values and names in it.
 
     Raises:
       MessageError: it has something else.
     """
     text, separator, attached = body.partition(b"\0")
-    if not _is_flat(text):
-        raise _not_an_object(f"{len(body)} bytes with more than {MAX_DEPTH} levels")
+    problem = _problem_with_shape(text, max_items)
+    if problem:
+        raise _not_an_object(f"{len(body)} bytes with more than {problem}")
     offset = 0
 
     def with_bytes(fields: dict[str, Any]) -> Any:
@@ -102,35 +114,39 @@ def decode(kind: type[Request], body: bytes) -> Request:
       MessageError: a field has another type, or a number is none that a float can hold.
     """
     checks = _checks(kind)
-    message = decode_object(body)
+    message = decode_object(body, MAX_ITEMS)
     try:
         return _checked(kind, checks, "", message)
     except MessageError as error:
-        raise MessageError(f"{kind.__name__}: {error}") from None
+        raise MessageError(f"{wire_name(kind)}: {error}") from None
 
 
-def _is_flat(text: bytes) -> bool:
-    """Whether brackets outside of texts are nested to the limit at most."""
-    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
-        return True
-    depth, is_in_text = 0, False
+def _problem_with_shape(text: bytes, max_items: float) -> str:
+    """Returns what a JSON text has too much of, or an empty text. It parses nothing yet."""
+    if len(text) <= max_items and text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
+        return ""
+    depth, items, is_in_text = 0, 0, False
     for found in _TOKEN.finditer(text):
         token = found.group()
         if token == b'"':
             is_in_text = not is_in_text
         elif is_in_text:
             continue
-        elif token in (b"[", b"{"):
-            depth += 1
-            if depth > MAX_DEPTH:
-                return False
         elif token in (b"]", b"}"):
             depth -= 1
-    return True
+            continue
+        elif token != b",":
+            depth += 1
+        items += 1
+        if depth > MAX_DEPTH:
+            return f"{MAX_DEPTH} levels"
+        if items > max_items:
+            return f"{max_items:,} values"
+    return ""
 
 
 @functools.cache
-def _checks(kind: type[Any]) -> dict[str, _Check]:
+def _checks(kind: Any) -> dict[str, _Check]:
     """Returns the check of each field of a dataclass.
 
     Raises:
@@ -148,7 +164,7 @@ def _checks(kind: type[Any]) -> dict[str, _Check]:
 
 def _check(hint: Any) -> _Check:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _check_dataclass(hint)
     if hint in (int, str, bool, bytes, float):
         return _check_scalar(hint)
@@ -176,7 +192,7 @@ def _check_scalar(kind: type) -> _Check:
     return check
 
 
-def _check_dataclass(kind: type[Any]) -> _Check:
+def _check_dataclass(kind: Any) -> _Check:
     checks = _checks(kind)
 
     def check(name: str, value: Any) -> Any:
@@ -187,7 +203,7 @@ def _check_dataclass(kind: type[Any]) -> _Check:
     return check
 
 
-def _checked(kind: type[Any], checks: dict[str, _Check], prefix: str, fields: dict) -> Any:
+def _checked(kind: Any, checks: dict[str, _Check], prefix: str, fields: dict) -> Any:
     return kind(**{name: check(prefix + name, fields.get(name)) for name, check in checks.items()})
 
 
@@ -204,9 +220,7 @@ def _check_map(shown: str, check_item: _Check) -> _Check:
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, dict):
             raise _mismatch(name, shown, value)
-        return {
-            key: check_item(f"{name}[{_SHOWN.repr(key)}]", item) for key, item in value.items()
-        }
+        return {key: check_item(f"{name}[{_SHOWN.repr(key)}]", item) for key, item in value.items()}
 
     return check
 

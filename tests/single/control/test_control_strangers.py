@@ -20,11 +20,14 @@ from support import raw_http2
 from support.elastic.control_tasks import Background, LogWatch, clusters, data_address, planes
 from support.tiers import rounds
 from tfdist.config.cluster import Cluster
-from tfdist.control import connections, messages, refusals
+from tfdist.control import connections, refusals
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.server import ControlServer
+from tfdist.control.service import CHALLENGE
 from tfdist.errors import AuthenticationError
+from tfdist.job import messages
 from tfdist.launch.ports import free_ports
+from tfdist.observe.clock import CLOCK, ClockRequest
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -68,11 +71,11 @@ class Task:
         """Returns once an honest caller has an answer; it may be thrown out, or wait in between."""
         deadline = time.monotonic() + 3 * TIMEOUT
         client = ControlClient(self.cluster, self._secret, self.address, "worker 0")
-        request = messages.ClockRequest(messages.PROTOCOL, TIMEOUT)
+        request = ClockRequest(TIMEOUT)
         with contextlib.closing(client):
             while True:
                 try:
-                    client.call(messages.CLOCK, request, TIMEOUT, patient=True)
+                    client.call(CLOCK, request, TIMEOUT, patient=True)
                     return
                 except UnreachableError:
                     if time.monotonic() > deadline:
@@ -139,7 +142,7 @@ def test_half_calls_cost_little_memory(secret):
         rank_0.answers()
         before = rank_0.megabytes()
         calls = [
-            raw_http2.HalfCalls(rank_0.address, messages.JOIN, streams=64, size=65_000)
+            raw_http2.HalfCalls(rank_0.address, messages.JOIN.path, streams=64, size=65_000)
             for _ in range(150)
         ]
         strangers += [call.socket for call in calls]
@@ -232,7 +235,7 @@ def test_a_job_begins_while_strangers_come_and_stay():
 
         def come() -> None:
             while not ended.is_set():
-                half = raw_http2.PREFACE + raw_http2.call(messages.JOIN, 1)
+                half = raw_http2.PREFACE + raw_http2.call(messages.JOIN.path, 1)
                 strangers.append(raw_http2.connect(members[0].address, half))
                 for old in strangers[:-600]:
                     if old is not None:
@@ -289,7 +292,7 @@ def test_connections_of_other_listeners_are_left_alone():
 
 def attacks() -> list[bytes]:
     """Returns what strangers say to a control port, of all kinds."""
-    path, frame = messages.JOIN, raw_http2.frame
+    path, frame = messages.JOIN.path, raw_http2.frame
     fields = raw_http2.field(b":method", b"POST")
     streams = range(1, 400, 2)
     given_up = [
@@ -297,7 +300,7 @@ def attacks() -> list[bytes]:
     ]
     large = [(b"x%d" % i, b"x" * 7000) for i in range(2)]
     more = frame(raw_http2.CONTINUATION, 1, raw_http2.field(b"x", b"x" * 16_000))
-    question = [raw_http2.complete_call(messages.CHALLENGE, i, b"") for i in streams[:8]]
+    question = [raw_http2.complete_call(CHALLENGE, i, b"") for i in streams[:8]]
     return [
         b"",
         raw_http2.PREFACE,
@@ -335,14 +338,14 @@ def test_attacks_of_all_kinds():
 
 def refused_body(number: int) -> bytes:
     """A request that is refused in words of its own."""
-    return json.dumps({"protocol": f"stranger {number}"}).encode()
+    return json.dumps({"rank": f"stranger {number}"}).encode()
 
 
 def calls_of_strangers(address: str, count: int, source: str = "127.0.0.2") -> None:
     """Makes calls that are refused, each for another reason."""
     for begin in range(0, count, 8):
         content = raw_http2.PREFACE + b"".join(
-            raw_http2.complete_call(messages.JOIN, 2 * i + 1, refused_body(begin + i))
+            raw_http2.complete_call(messages.JOIN.path, 2 * i + 1, refused_body(begin + i))
             for i in range(8)
         )
         stranger = raw_http2.connect(address, content, source)
@@ -390,7 +393,7 @@ def test_answers_that_nobody_takes_fill_no_log(monkeypatch):
     cluster = clusters(2)[0]
     try:
         with contextlib.closing(ControlServer(cluster, SECRET, {})):
-            content = raw_http2.DEAF_PREFACE + raw_http2.complete_call(messages.CHALLENGE, 1, b"")
+            content = raw_http2.DEAF_PREFACE + raw_http2.complete_call(CHALLENGE, 1, b"")
             strangers = [raw_http2.connect(cluster.address, content) for _ in range(5)]
             wait_until(lambda: all(map(has_answered, strangers)), "the servers' settings")
             for stranger in strangers:

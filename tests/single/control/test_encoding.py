@@ -184,6 +184,21 @@ def test_a_message_nested_too_deeply_is_refused() -> None:
     encoding.decode_object(b'{"a": "' + b"[" * 1000 + b'", "b": "\\"[[[[\\\\"}')
 
 
+def test_a_request_of_too_many_values_is_refused() -> None:
+    """Many small ones would cost far more memory than the request has bytes."""
+    limit = encoding.MAX_ITEMS
+    for value in (b"[]", b"{}", b"0", b'""', b'{"a": 0}'):
+        text = b'{"numbers": [' + b",".join([value] * limit) + b"]}"
+        assert refusal(text) == (
+            f"expected a JSON object, received {len(text)} bytes with more than {limit:,} values"
+        )
+        assert len(encoding.decode_object(text)["numbers"]) == limit  # as an answer
+    # In a text they are none.
+    long = json.dumps(['"', ",", {}] * limit)
+    lease = Lease(1, long)
+    assert encoding.decode(Lease, encoding.encode(lease)) == lease
+
+
 def test_half_of_a_surrogate_pair_is_refused() -> None:
     for text in (b'{"text": "\\ud800"}', b'{"\\udc00": 1}'):
         assert refusal(text) == (
