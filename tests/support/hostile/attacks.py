@@ -523,7 +523,7 @@ class Kind:
 # A blocked connection costs a buffer; 256 of strangers are kept. What is larger:
 #   - half calls: 256 connections of 0.14 MB, and what malloc keeps of them
 #   - answers that nobody reads: 64 of 10,000 rows at most, and then no more requests are read
-#   - parts of task queues: 10 MB of each rank, 40 MB of all
+#   - pieces of long requests: 12 MB of each connection, 48 MB and 12 MB for each rank of all
 KINDS = {
     "intrusions": Kind(intrude, 60, 2),
     "half handshakes": Kind(hold_half_a_handshake, 20, 2),
