@@ -18,6 +18,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.errors import ClusterConfigError, NotInitializedError
+from tfdist.job.peer_group import Alone, PeerGroup
 from tfdist.observe import recorder, stragglers
 from tfdist.observe.timeline import recording
 
@@ -33,35 +34,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tfdist")
 
 
-class Members(Protocol):
-    """The connections to the other ranks of an elastic job; `tfdist.elastic` has them."""
-
-    communicator: Communicator
-
-    @property
-    def rank(self) -> int:
-        """This process's rank now."""
-
-    @property
-    def size(self) -> int:
-        """The number of ranks now."""
-
-    @property
-    def generation(self) -> int:
-        """The number of the set of ranks: 1 for the first; 0 before this process is a member."""
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The addresses of the ranks."""
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this process is rank 0 now."""
-
-    def leave(self, failure: str | None = None) -> None:
-        """Leaves the job; `failure` says why this process ends before its work is done."""
-
-
 class MetricsExporter(Protocol):
     """The server of this task's metrics; `tfdist.observe.metrics` has it."""
 
@@ -69,7 +41,7 @@ class MetricsExporter(Protocol):
         """Stops serving."""
 
 
-Joined = TypeVar("Joined", bound=Members)
+Joined = TypeVar("Joined", bound=PeerGroup)
 
 
 class Process:
@@ -83,9 +55,8 @@ class Process:
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
         self._settings: Settings | None = None
-        self._job: Job | None = None
-        self._members: Members | None = None
-        self._alone: Communicator | None = None
+        self._group: PeerGroup | None = None  # which it has joined
+        self._alone = Alone()
         self._ps_worker: PsWorker | LocalPsWorker | None = None
         self._has_server_variables = False
         self._has_warned_that_alone = False
@@ -202,7 +173,7 @@ class Process:
             raise NotInitializedError(
                 f"{api_name}: {cluster.task_name} does not train and has no rank"
             )
-        return cluster.rank if self._members is None else self._members.rank
+        return cluster.rank if self._group is None else self._group.rank
 
     def size(self, api_name: str) -> int:
         """Returns the number of tasks that train.
@@ -214,7 +185,7 @@ class Process:
           NotInitializedError: as for `cluster`.
         """
         cluster = self.cluster(api_name)
-        return cluster.world_size if self._members is None else self._members.size
+        return cluster.world_size if self._group is None else self._group.size
 
     def addresses(self, api_name: str) -> tuple[str, ...]:
         """Returns the addresses of the tasks that train, by rank; none of a job of one task.
@@ -226,7 +197,7 @@ class Process:
           NotInitializedError: as for `cluster`.
         """
         cluster = self.cluster(api_name)
-        return cluster.training_addresses if self._members is None else self._members.addresses
+        return cluster.training_addresses if self._group is None else self._group.addresses
 
     def join(self, cluster: Cluster) -> Job:
         """Connects to the other ranks; later calls return the same job.
@@ -239,21 +210,18 @@ class Process:
           Exception: as for `Job`.
         """
         self.refuse_in_elastic_job("data tasks")
-        if self._job is None:
+        job = self.job
+        if job is None:
             from tfdist.job.job import Job  # imports TensorFlow
 
-            self._follow_failures()
-            self._job = Job(cluster, self.settings)
-            self._cluster = cluster
-            self._report_waits(cluster, self._job.communicator)
-            self._watch_script()
-        elif self._job.cluster != cluster:
+            job = self._join(cluster, lambda: Job(cluster, self.settings))
+        elif job.cluster != cluster:
             raise ClusterConfigError(
-                f"this process has joined a job as {self._job.cluster.task_name} of "
-                f"{self._job.cluster.as_dict()} and cannot join another as {cluster.task_name} of "
+                f"this process has joined a job as {job.cluster.task_name} of "
+                f"{job.cluster.as_dict()} and cannot join another as {cluster.task_name} of "
                 f"{cluster.as_dict()}"
             )
-        return self._job
+        return job
 
     def join_elastic(self, cluster: Cluster, make: Callable[[], Joined]) -> Joined:
         """Joins an elastic job; later calls return the same members.
@@ -266,20 +234,23 @@ class Process:
           ClusterConfigError: this process has joined another job.
           Exception: what `make` raises.
         """
-        if self._members is not None and self._cluster == cluster:
-            return cast(Joined, self._members)
-        if self._job is not None or self._members is not None:
+        if self.members is not None and self._cluster == cluster:
+            return cast(Joined, self.members)
+        if self._group is not None:
             assert self._cluster is not None  # since `join`
             raise ClusterConfigError(
                 f"this process has joined a job as {self._cluster.task_name} and cannot join "
                 f"another, elastic one as {cluster.task_name}"
             )
+        return self._join(cluster, make)
+
+    def _join(self, cluster: Cluster, make: Callable[[], Joined]) -> Joined:
         self._follow_failures()
-        self._members = members = make()
+        self._group = group = make()
         self._cluster = cluster
-        self._report_waits(cluster, members.communicator)
+        self._report_waits(cluster, group.communicator)
         self._watch_script()
-        return members
+        return group
 
     def elastic(self, cluster: Cluster, own: Elastic | None = None) -> Elastic | None:
         """Returns the limits of the job, if this process trains in an elastic one.
@@ -311,7 +282,7 @@ class Process:
         Raises:
           ClusterConfigError: this process is a member of an elastic job.
         """
-        if self._members is not None:
+        if self.members is not None:
             assert self._cluster is not None  # since `join_elastic`
             raise ClusterConfigError(
                 f"{self._cluster.task_name}: expected a job of a fixed number of workers for "
@@ -319,14 +290,21 @@ class Process:
             )
 
     @property
-    def job(self) -> Job | None:
-        """The connections to the other ranks; `None` before `join`."""
-        return self._job
+    def group(self) -> PeerGroup | None:
+        """The connections to the other ranks of any job; `None` before this process joins it."""
+        return self._group
 
     @property
-    def members(self) -> Members | None:
+    def job(self) -> Job | None:
+        """The connections to the other ranks of a job of fixed size; `None` before `join`."""
+        group = self._group
+        return None if group is None or group.is_elastic else cast("Job", group)
+
+    @property
+    def members(self) -> PeerGroup | None:
         """The connections to the other ranks of an elastic job; `None` in any other job."""
-        return self._members
+        group = self._group
+        return group if group is not None and group.is_elastic else None
 
     def is_alone(self, api_name: str) -> bool:
         """Whether this process trains alone to the end; an elastic job may get members.
@@ -337,7 +315,7 @@ class Process:
         Raises:
           NotInitializedError: as for `cluster`.
         """
-        return self.cluster(api_name).world_size == 1 and self._members is None
+        return self.cluster(api_name).world_size == 1 and self.members is None
 
     def communicator(self, api_name: str) -> Communicator:
         """Returns the communicator of all ranks, and first joins the job if necessary.
@@ -349,30 +327,21 @@ class Process:
           NotInitializedError: as for `rank`, or parameter servers hold the variables.
           Exception: as for `Job`.
         """
-        if self._members is not None:
-            return self._members.communicator
-        if self._job is not None:
-            return self._job.communicator
+        if self._group is not None:
+            return self._group.communicator
         cluster = self.cluster(api_name)
         if cluster.rank is None:
             raise NotInitializedError(
                 f"{api_name}: {cluster.task_name} does not train and takes part in no collective"
             )
         if cluster.world_size == 1:
-            return self._communicator_alone()
+            return self._alone.communicator
         if self._has_server_variables:
             raise NotInitializedError(
                 f"{api_name}: the workers of a ParameterServerStrategy are not connected to each "
                 "other"
             )
         return self.join(cluster).communicator
-
-    def _communicator_alone(self) -> Communicator:
-        if self._alone is None:
-            from tfdist.ops import Communicator
-
-            self._alone = Communicator(0, 1)
-        return self._alone
 
     def attach(
         self,
@@ -420,7 +389,7 @@ class Process:
     @property
     def _leads(self) -> Callable[[], bool] | None:
         """Whether this process is the leader of an elastic job; `None` in any other job."""
-        members = self._members
+        members = self.members
         return None if members is None else lambda: members.is_leader
 
     @property
@@ -495,12 +464,10 @@ class Process:
             assert self._script is not None  # since `attach`
             failed = self._script.has_failed and not self.is_preempted
             worker.leave(failed or self._script.exception is not None)
-        members, self._members = self._members, None
-        job, self._job = self._job, None
-        for joined in (job, members):
-            if joined is not None:
-                assert self._script is not None  # since `join`
-                joined.leave(self._script.exception)
+        group, self._group = self._group, None
+        if group is not None:
+            assert self._script is not None  # since `_join`
+            group.leave(self._script.exception)
 
     @property
     def has_exited(self) -> bool:
