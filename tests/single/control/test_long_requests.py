@@ -20,7 +20,6 @@ from tfdist.control.service import CHALLENGE, Service
 from tfdist.control.signing import Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError, TfdistError
 
-pytestmark = pytest.mark.timeout(60)
 SECRET = b"correct horse battery staple"
 SECRETS = pytest.mark.parametrize("secret", [None, SECRET], ids=["no secret", "secret"])
 
