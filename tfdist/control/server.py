@@ -34,7 +34,7 @@ from tfdist.control.pieces import (
     PieceRequest,
 )
 from tfdist.control.refusals import QuietBrokenCalls, Refusals
-from tfdist.control.service import CHALLENGE, CallPath, Method, Service
+from tfdist.control.service import CHALLENGE, TRANSPORT, CallPath, Method, Service
 from tfdist.control.signing import OF_ANOTHER_PROCESS, Signer
 from tfdist.errors import AddressInUseError, TfdistError
 
@@ -234,6 +234,11 @@ class ControlServer:
             peer = peer_of(context.peer())
             body = await self._body(bodies, peer, context)
             client = ClientContext(peer[0], time.monotonic_ns())
+            if called.service == TRANSPORT.name and called.version != TRANSPORT.version:
+                self._connections.heard(peer, proven=False)
+                reason = _another_version(called, TRANSPORT.version)
+                await self._refusals.add(peer[0], None, reason)
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
             if path == CHALLENGE:
                 self._connections.heard(peer, proven=False)
                 return encoding.encode({"challenge": self._signer.new_challenge()})
@@ -365,12 +370,7 @@ class ControlServer:
     def _other_version(self, called: CallPath) -> dict[str, Any] | None:
         """Returns the refusal of a caller of another version of a service, or None."""
         version = self._versions.get(called.service, called.version)
-        if version == called.version:
-            return None
-        return _refusal(
-            f"the caller has version {called.version} of the service {called.service}, this task "
-            f"version {version}: expected the same tfdist version on every task"
-        )
+        return None if version == called.version else _refusal(_another_version(called, version))
 
     def _is_of_the_job(self, request: Any) -> bool:
         """Whether a request, authentic if there is a secret, comes from a task of the job.
@@ -412,6 +412,13 @@ class _Paths(grpc.GenericRpcHandler):
         if called is None:
             return None
         return grpc.stream_unary_rpc_method_handler(self._handler(path, called))
+
+
+def _another_version(called: CallPath, version: int) -> str:
+    return (
+        f"the caller has version {called.version} of the service {called.service}, this task "
+        f"version {version}: expected the same tfdist version on every task"
+    )
 
 
 def _refusal(reason: str) -> dict[str, Any]:

@@ -354,11 +354,21 @@ def test_a_caller_of_another_version_is_refused_whatever_it_sends(body):
         }
 
 
-@pytest.mark.parametrize(
-    "path", ["/tfdist.Control/Join", "/tfdist.Nothing.1/Join", "/tfdist.Rendezvous.1/Nothing"]
-)
+@pytest.mark.parametrize("secret", [None, SECRET])
+@pytest.mark.parametrize("path", ["/tfdist.Control/Join", "/tfdist.Control/Challenge"])
+def test_a_release_before_services_had_versions_is_refused(path, secret):
+    with undisturbed(secret) as cluster:
+        with pytest.raises(grpc.RpcError) as caught:
+            call(cluster.address, path, b"" if "Challenge" in path else join_body(cluster))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details() == (
+            "the caller has version 0 of the service Control, this task version 1: expected the "
+            "same tfdist version on every task"
+        )
+
+
+@pytest.mark.parametrize("path", ["/tfdist.Nothing.1/Join", "/tfdist.Rendezvous.1/Nothing"])
 def test_a_service_or_method_that_a_task_has_not_is_refused(path):
-    """The first one is of releases before services had versions."""
     with undisturbed() as cluster:
         for fingerprint, who in (
             ("x", "this task has"),

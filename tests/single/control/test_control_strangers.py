@@ -14,16 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import grpc
 import pytest
 
 from support import raw_http2
 from support.elastic.control_tasks import Background, LogWatch, clusters, data_address, planes
 from support.tiers import rounds
 from tfdist.config.cluster import Cluster
-from tfdist.control import connections, refusals
+from tfdist.control import callers, connections, encoding, refusals
 from tfdist.control.client import ControlClient, UnreachableError
+from tfdist.control.pieces import MAX_LONG_BYTES, PIECE, PIECE_BYTES, PieceRequest
 from tfdist.control.server import ControlServer
 from tfdist.control.service import CHALLENGE
+from tfdist.data.queue.messages import TASK_OPEN
 from tfdist.errors import AuthenticationError
 from tfdist.job import messages
 from tfdist.launch.ports import free_ports
@@ -42,10 +45,12 @@ import resource
 import sys
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
+from tfdist.data.queue.master import TaskMaster
 from tfdist.job.plane import ControlPlane
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(int(sys.argv[1]), hard), hard))
-with ControlPlane(Cluster(workers=tuple(sys.argv[2:])), Settings.from_environment()):
+cluster = Cluster(workers=tuple(sys.argv[2:]))
+with ControlPlane(cluster, Settings.from_environment(), TaskMaster(cluster).handlers):
     print("listening", flush=True)
     sys.stdin.read()
 """
@@ -424,3 +429,59 @@ def has_answered(stranger: socket.socket) -> bool:
 )
 def test_callers_as_grpc_names_them(text, peer):
     assert connections.peer_of(text) == peer
+
+
+def long_request(address: str, fingerprint: str, length: int, number: int) -> Iterator[str]:
+    """Sends pieces of a request of lists on a connection of its own; yields their statuses."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        send = channel.unary_unary(PIECE.path)
+        first, content = b'{"a":[', b"[],{}," * (PIECE_BYTES // 6)
+        for offset in range(0, length, len(content)):
+            part, path = content[: min(len(content), length - offset)], TASK_OPEN.path
+            part = part if offset else first + part[len(first) :]
+            piece = PieceRequest(fingerprint, str(number), path, offset, MAX_LONG_BYTES, part)
+            try:
+                yield json.loads(send(encoding.encode(piece), timeout=TIMEOUT))["status"]
+            except grpc.RpcError as error:
+                yield error.code().name
+
+
+def test_long_requests_cost_a_bounded_memory() -> None:
+    """Of callers that know all addresses: incomplete ones, and many small values."""
+    with task(None) as rank_0:
+        rank_0.answers()
+        before = rank_0.megabytes()
+        known = callers.fingerprint(rank_0.cluster.training_addresses)
+        attacks = [
+            long_request(rank_0.address, known, MAX_LONG_BYTES - 1, number) for number in range(20)
+        ]
+        told: set[str] = set()
+        for attack in attacks:
+            for status in attack:
+                told.add(status)
+                if status != "received":
+                    break
+        assert told == {"received", "refused"}
+        assert rank_0.megabytes() < before + 48 + 2 * 12 + 40  # the attackers have 240
+        rank_0.answers()
+    with task(None) as rank_0:
+        rank_0.answers()
+        before = rank_0.megabytes()
+        known = callers.fingerprint(rank_0.cluster.training_addresses)
+        for number in range(4):
+            *_, last = long_request(rank_0.address, known, MAX_LONG_BYTES, number)
+            assert last == "INVALID_ARGUMENT"
+        assert rank_0.megabytes() < before + 100
+        rank_0.answers()
+
+
+def test_long_requests_of_strangers_cost_nothing() -> None:
+    with task(None) as rank_0:
+        rank_0.answers()
+        before = rank_0.megabytes()
+        for number in range(50):
+            told = set(long_request(rank_0.address, "f" * 16, 1 << 20, number))
+            assert told == {"refused"}
+        assert rank_0.megabytes() < before + 20
+        rank_0.answers()

@@ -127,10 +127,8 @@ def test_a_field_of_another_type_is_refused(
     assert text == f"Everything: expected {expected}, received {shown}"
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Everything)])
+@pytest.mark.parametrize("field", sorted(FIELDS.keys() - {"maybe"}))
 def test_a_field_that_is_missing_is_refused(field: str) -> None:
-    if field == "maybe":
-        pytest.skip("it may be missing")
     fields = {name: value for name, value in FIELDS.items() if name != field}
     attached = {"content": BYTES[4:], "blobs": BYTES[:4]}.get(field, BYTES)
     text = refusal(json.dumps(fields).encode() + b"\0" + attached)
