@@ -13,7 +13,6 @@ Verified first: what a newcomer reads is equal bit for bit. The share is that of
 
 from __future__ import annotations
 
-import base64
 import statistics
 import time
 from collections.abc import Callable
@@ -23,8 +22,9 @@ import numpy as np
 import tensorflow as tf
 from absl import app, flags
 
-from tfdist.control import messages
+from tfdist.control import encoding
 from tfdist.control.held_calls import ClientContext
+from tfdist.elastic.protocol import messages
 from tfdist.elastic.record_exchange import RecordServer
 from tfdist.elastic.records import CallRecords, Record
 from tfdist.keras.elastic_records import kept_record, restored
@@ -65,10 +65,10 @@ def _read(server: RecordServer, records: CallRecords, digest: str) -> None:
     """Reads a part as a newcomer does, but for the network."""
     parts, received = [], 0
     while True:
-        request = messages.ElasticRecordRequest(messages.PROTOCOL, "", "", 0, digest, received, 0.0)
-        text = messages.encode(server.answer(request, ClientContext()))
-        answer = messages.decode_object(text)
-        parts.append(base64.b64decode(answer["bytes"]))
+        request = messages.ElasticRecordRequest("", "", 0, digest, received, 0.0)
+        text = encoding.encode(server.answer(request, ClientContext()))
+        answer = encoding.decode_object(text)
+        parts.append(answer["bytes"])
         received += len(parts[-1])
         if received >= answer["size"]:
             break

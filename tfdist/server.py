@@ -7,30 +7,24 @@ until the job has ended. Its exit code is that of `tfdist.ps.server.ServerTask.s
 
 from __future__ import annotations
 
-import atexit
 import logging
 import sys
 
 from tfdist.config.cluster import Cluster
-from tfdist.config.settings import Settings
-from tfdist.data.server import serve as serve_data
-from tfdist.errors import TfdistError
-from tfdist.observe import recorder
-from tfdist.observe.timeline import recording
-from tfdist.ps.server import serve
+from tfdist.errors import ClusterConfigError, TfdistError
+from tfdist.job.start import serve
 
 
 def main() -> None:
     """Serves, and ends the process."""
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     try:
-        cluster, settings = Cluster.from_environment(), Settings.from_environment()
-        timeline = recording.start(cluster, settings)
-        atexit.register(timeline.close)
-        recorder.start(cluster, settings, timeline)
-        if cluster.is_data_task:
-            serve_data(cluster, settings)
-        serve(cluster, settings)
+        cluster = Cluster.from_environment()
+        serve(cluster)
+        raise ClusterConfigError(
+            f"expected a ps or data task to serve, received {cluster.task_name}: every other task "
+            "runs the script"
+        )
     except TfdistError as error:
         sys.exit(f"tfdist.server: {error}")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.control import messages
 from tfdist.control.client import ControlClient
 from tfdist.control.server import ControlServer
+from tfdist.data.queue import messages
 from tfdist.data.queue.client import OwnedTask, TaskClient
 from tfdist.data.queue.description import Description, Spec
 from tfdist.data.queue.master import TaskMaster
@@ -43,9 +43,7 @@ class Master:
 
     def committed(self, queue: str) -> int:
         """Committed records of a queue."""
-        answer = self._master.handlers[messages.TASK_STATUS](
-            messages.TaskStatusRequest(messages.PROTOCOL, 0.0), None
-        )
+        answer = self._master.handlers[messages.TASK_STATUS](messages.TaskStatusRequest(0.0), None)
         return {one["name"]: one["records"] for one in answer["queues"]}[queue]
 
 

@@ -26,7 +26,7 @@ def main() -> None:
     if len(sys.argv) < 2:
         print("\n".join(targets()))
         return
-    sys.path[:0] = [str(FOLDER / "python"), str(FOLDER), str(FOLDER.parents[1])]
+    sys.path[:0] = [str(FOLDER / "python"), str(FOLDER), str(FOLDER.parent), str(FOLDER.parents[1])]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     name, *rest = sys.argv[1:]
     if len(rest) == 1 and rest[0].startswith(_SEEDS):

@@ -13,9 +13,9 @@ import struct
 from typing import Any, NamedTuple
 
 from tfdist.config.cluster import Cluster
-from tfdist.control import messages
 from tfdist.control.client import ControlClient
 from tfdist.control.signing import data_key
+from tfdist.ps import messages
 from tfdist.ps.config import PsConfig, fingerprint
 
 MAGIC = 0x44465402
@@ -82,7 +82,6 @@ def ask_for_door(
     """Requests them from a server, as the worker `rank` of a job."""
     control = ControlClient(cluster, secret, cluster.ps[server], f"ps {server}")
     request = messages.AttachRequest(
-        messages.PROTOCOL,
         rank,
         cluster.world_size,
         fingerprint(cluster),

@@ -16,9 +16,10 @@ import tfdist
 from support import ledger
 from support.ps_job import served
 from tfdist.config.cluster import Cluster
-from tfdist.control import messages, observer
 from tfdist.control.client import UnreachableError
+from tfdist.data.queue import messages
 from tfdist.job import process
+from tfdist.observe import observer
 from tfdist.strategies._variables.placement import Placement
 
 RECORDS, TASK, BATCH = 60, 8, 4
@@ -225,7 +226,7 @@ def wait_for_tasks(
       what: the condition in words.
     """
     address = ranks[server].assignment.addresses[server]
-    request = messages.TaskStatusRequest(messages.PROTOCOL, 2.0)
+    request = messages.TaskStatusRequest(2.0)
     deadline = time.monotonic() + 60
     with contextlib.closing(observer.Observer("a test").client(None, address, "ps 0")) as control:
         while True:

@@ -54,9 +54,9 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _token(job: Path | None) -> str:
-    from tfdist.control import observer
     from tfdist.control.signing import metrics_token
     from tfdist.errors import ClusterConfigError
+    from tfdist.observe import observer
 
     _, secret = observer.cluster_and_secret(job)
     if secret is None:

@@ -11,8 +11,11 @@ until it can answer it:
     |<-- complete -----|-- complete ----->|       generation, salt, data addresses of all ranks
 ```
 
-`server` and `client` carry messages, JSON objects on generic gRPC handlers, over the network. With
-a shared secret, requests and answers are signed (`signing`). `held_calls` holds calls,
+This package knows no subject. A *service* keeps its requests beside what it serves, in a module
+`messages`, and its owner gives their handlers to the server (`service`). `encoding` turns messages
+into bytes and checks each field. `server` and `client` carry them over the network, on generic gRPC
+handlers, and a long request in pieces (`pieces`). With a shared secret, requests and answers are
+signed (`signing`). `callers` compares the jobs of two tasks. `held_calls` holds calls,
 `connections` bounds those of strangers to a server, and `refusals` their share of its log.
 `waiting` is how a task waits for another one.
 """

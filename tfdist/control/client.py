@@ -10,16 +10,19 @@ from typing import Any, Protocol
 import grpc
 
 from tfdist.config.printing import printable
-from tfdist.control import messages
+from tfdist.control import callers, encoding
+from tfdist.control.pieces import MAX_LONG_BYTES, MAX_REQUEST_BYTES, PIECE, pieces_of
+from tfdist.control.service import CHALLENGE, Method
 from tfdist.control.signing import Metadata, Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError, TfdistError
 
+_MAX_ANSWER_BYTES = 16 << 20
 _OPTIONS = [
     # A connection of its own: the server limits the calls of each.
     ("grpc.use_local_subchannel_pool", 1),
     # The control plane stays inside the cluster; an internet proxy would break it.
     ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", messages.MAX_ANSWER_BYTES),
+    ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
     # The other task may start much later: retry often, and resolve its name each time.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -32,8 +35,9 @@ _OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
-# An answer may take this much longer than the requested wait (s).
+# An answer may take this much longer than the requested wait (s), and one to a piece so long.
 ANSWER_MARGIN = 1.0
+_PIECE_TIMEOUT = 5.0
 # Not connected, or this side has closed the connection.
 _UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
@@ -90,19 +94,18 @@ class ControlClient:
         self._signer = Signer(secret)
         # With an explicit scheme, no host name is parsed as one.
         self._channel = grpc.insecure_channel(f"dns:///{address}", options=_OPTIONS)
-        methods = (*messages.REQUESTS, messages.CHALLENGE)
-        self._calls = {method: self._channel.unary_unary(method) for method in methods}
+        self._calls: dict[str, grpc.UnaryUnaryMultiCallable] = {}  # by path
 
     def close(self) -> None:
         """Closes the connection; calls under way raise UnreachableError."""
         self._channel.close()
 
-    def call(self, method: str, request: Any, wait: float, *, patient: bool) -> dict[str, Any]:
-        """Sends a request and returns the answer.
+    def call(self, method: Method, request: Any, wait: float, *, patient: bool) -> dict[str, Any]:
+        """Sends a request, in pieces if it is a long one, and returns the answer.
 
         Args:
-          method: one of `messages.REQUESTS`.
-          request: the request; its `wait` equals `wait`.
+          method: the method.
+          request: the request, of its kind; its `wait` equals `wait`.
           wait: seconds for which the other task may hold the call.
           patient: whether to retry the connection for as long as the call may take.
 
@@ -129,11 +132,37 @@ class ControlClient:
             raise reason from None
 
     def _call(
-        self, method: str, request: Any, deadline: float, *, wait_for_ready: bool
+        self, method: Method, request: Any, deadline: float, *, wait_for_ready: bool
     ) -> dict[str, Any]:
-        def send(method: str, body: bytes, metadata: Metadata = ()) -> tuple[bytes, Any]:
+        body = encoding.encode(request)
+        if len(body) <= MAX_REQUEST_BYTES:
+            return self._answer(method, method.path, body, deadline, wait_for_ready)
+        limit = MAX_LONG_BYTES if method.is_long else MAX_REQUEST_BYTES
+        if len(body) > limit:
+            raise TfdistError(
+                f"{self._both()}: expected a {method.name} request of at most {limit:,} bytes, has "
+                f"{len(body):,}"
+            )
+        fingerprint = callers.fingerprint(self._caller.training_addresses)
+        answer: dict[str, Any] = {"status": "received"}
+        for piece in pieces_of(body, method.path, fingerprint):
+            if answer["status"] != "received":
+                raise UnreachableError("it has lost the earlier pieces of a long request")
+            part = encoding.encode(piece)
+            until = max(deadline, time.monotonic() + _PIECE_TIMEOUT)
+            answer = self._answer(method, PIECE.path, part, until, wait_for_ready)
+        if answer["status"] == "again":
+            raise UnreachableError("it has lost the earlier pieces of a long request")
+        return answer
+
+    def _answer(
+        self, method: Method, path: str, body: bytes, deadline: float, wait_for_ready: bool
+    ) -> dict[str, Any]:
+        """Makes one call, for a request of a method or a piece of it."""
+
+        def send(path: str, body: bytes, metadata: Metadata = ()) -> tuple[bytes, Any]:
             try:
-                reply, call = self._calls[method].with_call(
+                reply, call = self._path(path).with_call(
                     body,
                     timeout=max(0.0, deadline - time.monotonic()),
                     metadata=metadata,
@@ -146,17 +175,10 @@ class ControlClient:
             return reply, call.trailing_metadata()
 
         def exchange(challenge: str) -> tuple[bytes, Metadata, Any]:
-            signed = self._signer.sign_request(method, challenge, body)
-            reply, metadata = send(method, body, signed)
+            signed = self._signer.sign_request(path, challenge, body)
+            reply, metadata = send(path, body, signed)
             return reply, signed, metadata
 
-        body = messages.encode(request)
-        if len(body) > messages.MAX_REQUEST_BYTES:
-            kind = messages.wire_name(type(request))
-            raise TfdistError(
-                f"{self._both()}: expected a {kind} request of at most "
-                f"{messages.MAX_REQUEST_BYTES:,} bytes, has {len(body):,}"
-            )
         kept = self._signer.kept_challenge()
         try:
             reply, signed, metadata = exchange(kept or self._new_challenge(send))
@@ -169,12 +191,14 @@ class ControlClient:
             # The other task was started again, and knows its own challenges only.
             self._signer.forget_challenges()
             reply, signed, metadata = exchange(self._new_challenge(send))
-        problem = self._signer.problem_with_answer(method, signed, metadata, reply)
+        problem = self._signer.problem_with_answer(path, signed, metadata, reply)
         if problem:
             raise self._not_authentic(problem)
         answer = self._decode(reply)
         if answer.get("status") == "refused":
             reason = printable(str(answer.get("reason")))
+            if answer.get("absent"):
+                reason += f"; expected {method.service.provider}"
             raise RefusedError(
                 f"{self._both()}: refused: {reason} (this task's training addresses: "
                 f"{', '.join(self._caller.training_addresses)})",
@@ -182,15 +206,20 @@ class ControlClient:
             )
         return answer
 
+    def _path(self, path: str) -> grpc.UnaryUnaryMultiCallable:
+        if path not in self._calls:
+            self._calls[path] = self._channel.unary_unary(path)
+        return self._calls[path]
+
     def _new_challenge(self, send: Callable[[str, bytes], tuple[bytes, Any]]) -> str:
         if not self._signer.has_secret:
             return ""
-        return str(self._decode(send(messages.CHALLENGE, b"")[0]).get("challenge"))
+        return str(self._decode(send(CHALLENGE, b"")[0]).get("challenge"))
 
     def _decode(self, reply: bytes) -> dict[str, Any]:
         try:
-            return messages.decode_object(reply)
-        except messages.MessageError as error:
+            return encoding.decode_object(reply)
+        except encoding.MessageError as error:
             raise self._not_tfdist(str(error)) from None
 
     def _translate(self, error: grpc.RpcError) -> Exception:

@@ -18,15 +18,17 @@ class ClientContext:
 
     Args:
       host: the caller's, a numeric address; empty for this process's own calls.
+      received: when the request has come, in ns of the steady clock.
 
     Attributes:
-      host: as in the arguments.
+      host, received: as in the arguments.
       disconnected: the connection has broken.
       on_disconnect: is called when it breaks.
     """
 
-    def __init__(self, host: str = "") -> None:
+    def __init__(self, host: str = "", received: int = 0) -> None:
         self.host = host
+        self.received = received
         self.disconnected = False
         self.on_disconnect: Callable[[], None] = lambda: None
 

@@ -18,7 +18,7 @@ from concurrent import futures
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.printing import printable_line
-from tfdist.control import interfaces, messages
+from tfdist.control import encoding, interfaces
 
 _log = logging.getLogger("tfdist.control")
 _PERIOD = 60.0  # s
@@ -161,7 +161,7 @@ class QuietBrokenCalls(logging.Filter):
 def _rank_in(body: bytes) -> int | None:
     """Returns the rank that the caller says it is, if it says one that is not negative."""
     try:
-        rank = messages.decode_object(body).get("rank")
-    except messages.MessageError:
+        rank = encoding.decode_object(body).get("rank")
+    except encoding.MessageError:
         return None
     return rank if type(rank) is int and rank >= 0 else None

@@ -7,7 +7,6 @@ shows as an error message and not as a timeout.
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import errno
 import logging
@@ -22,10 +21,20 @@ from typing import Any
 import grpc
 
 from tfdist.config.cluster import Cluster
-from tfdist.control import clock, interfaces, messages
+from tfdist.control import callers, encoding, interfaces
 from tfdist.control.connections import Connections, Peer, peer_of
+from tfdist.control.daemon_pool import DaemonPool
+from tfdist.control.encoding import MessageError
 from tfdist.control.held_calls import ClientContext
+from tfdist.control.pieces import (
+    MAX_REQUEST_BYTES,
+    PIECE,
+    LongRequests,
+    MissingPiecesError,
+    PieceRequest,
+)
 from tfdist.control.refusals import QuietBrokenCalls, Refusals
+from tfdist.control.service import CHALLENGE, TRANSPORT, CallPath, Method, Service
 from tfdist.control.signing import OF_ANOTHER_PROCESS, Signer
 from tfdist.errors import AddressInUseError, TfdistError
 
@@ -34,7 +43,7 @@ _MAX_METADATA_BYTES = 4096
 _OPTIONS = [
     # A second listener on the same port must be an error, not a silent sharing of connections.
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", messages.MAX_REQUEST_BYTES),
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.keepalive_permit_without_calls", 1),
     # Clients send pings less often; by default gRPC closes the connection of a silent client.
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
@@ -63,68 +72,9 @@ _NEXT_LOOK_INTERVAL, _NEXT_LOOK_SHARE = 0.005, 0.25
 
 _QUIET = QuietBrokenCalls()
 
+_PIECE = CallPath.parse(PIECE.path)
+
 Handler = Callable[[Any, ClientContext], dict[str, Any]]
-
-
-class DaemonPool(futures.Executor):
-    """Threads for handlers, which keep serving while the interpreter shuts down.
-
-    The standard pool refuses work before `atexit` functions run, but exit barriers are served then.
-    Threads are started on demand and kept.
-
-    Args:
-      max_threads: upper bound; each waiting rank holds one.
-    """
-
-    def __init__(self, max_threads: int) -> None:
-        self._max_threads = max_threads
-        self._changed = threading.Condition()
-        self._work: collections.deque[tuple[Any, ...]] = collections.deque()
-        self._threads = 0
-        self._idle = 0
-        self._stopped = False
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future:
-        """Queues a call; raises RuntimeError after `shutdown`."""
-        future: futures.Future = futures.Future()
-        with self._changed:
-            if self._stopped:
-                raise RuntimeError("the pool was shut down")
-            self._work.append((future, fn, args, kwargs))
-            if self._idle < len(self._work) and self._threads < self._max_threads:
-                self._start_thread()
-            self._changed.notify()
-        return future
-
-    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """Makes the threads end once the queue is empty; does not wait for them."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-
-    def _start_thread(self) -> None:
-        try:
-            threading.Thread(target=self._run, name="tfdist-control", daemon=True).start()
-        except RuntimeError:
-            # Newer Pythons start no thread during shutdown; existing threads suffice.
-            if not self._threads:
-                raise
-        else:
-            self._threads += 1
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._idle += 1
-                self._changed.wait_for(lambda: self._work or self._stopped)
-                self._idle -= 1
-                if not self._work:
-                    return
-                future, fn, args, kwargs = self._work.popleft()
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: B036 - the future's owner gets it
-                future.set_exception(error)
 
 
 class ControlServer:
@@ -136,13 +86,14 @@ class ControlServer:
     Args:
       cluster: the cluster, in which this task has an address.
       secret: the shared secret or None.
-      handlers: by method, the function that answers a request of its type in
-        `messages.REQUESTS`.
+      handlers: by method, the function that answers its requests.
       max_threads: the number of calls that handlers may hold at the same time; by default two for
         each training task, and some.
       interface: the interface (`TFDIST_INTERFACE`) on which it listens if the task's address is
         none of this host's.
       is_from_the_job: whether a request proves by itself that a task of the job has made it.
+      role: what this task is instead, for callers of other services.
+      elsewhere: where callers of the job find services that this task does not have.
 
     Raises:
       AddressInUseError: another process listens on the port.
@@ -154,17 +105,26 @@ class ControlServer:
         self,
         cluster: Cluster,
         secret: bytes | None,
-        handlers: Mapping[str, Handler],
+        handlers: Mapping[Method, Handler],
         max_threads: int | None = None,
         interface: str | None = None,
         is_from_the_job: Callable[[Any], bool] = lambda request: False,
+        role: str | None = None,
+        elsewhere: Mapping[Service, str] | None = None,
     ) -> None:
         self._is_from_the_job = is_from_the_job
         self._name = f"{cluster.task_name} at {cluster.address}"
         self._cluster = cluster
         self._signer = Signer(secret)
-        self._handlers = handlers
-        self._fingerprint = messages.fingerprint(cluster.training_addresses)
+        self._handlers = {
+            (method.service.name, method.name): (method, handler)
+            for method, handler in handlers.items()
+        }
+        self._versions = {method.service.name: method.service.version for method in handlers}
+        self._role = role
+        self._elsewhere = {service.name: text for service, text in (elsewhere or {}).items()}
+        self._long_requests = LongRequests(cluster.world_size)
+        self._fingerprint = callers.fingerprint(cluster.training_addresses)
         self._reading: weakref.WeakValueDictionary[Peer, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
@@ -194,19 +154,14 @@ class ControlServer:
 
     async def _start(self, interface: str) -> grpc.aio.Server:
         server = grpc.aio.server(options=_OPTIONS)
-        handlers = {
-            method.rpartition("/")[2]: grpc.stream_unary_rpc_method_handler(self._handler(method))
-            for method in (*messages.REQUESTS, messages.CHALLENGE)
-        }
-        server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(messages.SERVICE, handlers)]
-        )
+        server.add_generic_rpc_handlers([_Paths(self._handler)])
         assert self._cluster.address is not None
         port = int(self._cluster.address.rpartition(":")[2])
         host = self._listen(server, interface, port)
         logging.getLogger("grpc._cython.cygrpc").addFilter(_QUIET)
         tasks = sum(map(len, self._cluster.as_dict().values()))
         self._connections = Connections(host, port, tasks)
+        self._decoding = asyncio.Lock()  # one long request at a time
         await server.start()
         self._watching = asyncio.create_task(self._watch())
         return server
@@ -274,38 +229,41 @@ class ControlServer:
             "to be free, since the cluster gives it to this task"
         )
 
-    def _handler(self, method: str) -> Callable[..., Coroutine[Any, Any, bytes]]:
+    def _handler(self, path: str, called: CallPath) -> Callable[..., Coroutine[Any, Any, bytes]]:
         async def handle(bodies: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
             peer = peer_of(context.peer())
             body = await self._body(bodies, peer, context)
-            received = time.monotonic_ns()
-            if method == messages.CHALLENGE:
+            client = ClientContext(peer[0], time.monotonic_ns())
+            if called.service == TRANSPORT.name and called.version != TRANSPORT.version:
                 self._connections.heard(peer, proven=False)
-                return messages.encode({"challenge": self._signer.new_challenge()})
+                reason = _another_version(called, TRANSPORT.version)
+                await self._refusals.add(peer[0], None, reason)
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+            if path == CHALLENGE:
+                self._connections.heard(peer, proven=False)
+                return encoding.encode({"challenge": self._signer.new_challenge()})
             metadata = context.invocation_metadata()
-            problem = self._signer.problem_with_request(method, metadata, body)
+            problem = self._signer.problem_with_request(path, metadata, body)
             if problem:
                 level = logging.INFO if problem == OF_ANOTHER_PROCESS else logging.WARNING
                 await self._refusals.add(peer[0], body, problem, level)
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
             try:
-                request = messages.decode(messages.REQUESTS[method], body)
-                self._connections.heard(peer, proven=self._is_of_the_job(request))
-                if method == messages.CLOCK:
-                    answer = clock.answer(request, received)
+                if called == _PIECE:
+                    answer = await self._take_piece(body, peer, client)
                 else:
-                    answer = await self._handle(method, request, peer[0])
-            except messages.MessageError as error:
+                    answer = await self._answer(called, body, peer, client)
+            except MessageError as error:
                 await self._refusals.add(peer[0], None, str(error))
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             if answer["status"] == "refused":
                 # Without "details", which are for the log alone.
                 reason = answer.pop("details", answer["reason"])
                 await self._refusals.add(peer[0], body, reason)
-            reply = messages.encode(answer)
+            reply = encoding.encode(answer)
             if len(reply) > _SMALL:
                 await self._keep(len(reply), context)
-            context.set_trailing_metadata(self._signer.sign_answer(method, metadata, reply))
+            context.set_trailing_metadata(self._signer.sign_answer(path, metadata, reply))
             return reply
 
         return handle
@@ -338,20 +296,70 @@ class ControlServer:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its body did not come")
         raise AssertionError("abort raises")
 
-    def _is_of_the_job(self, request: Any) -> bool:
-        """Whether a request, authentic if there is a secret, comes from a task of the job.
+    async def _take_piece(self, body: bytes, peer: Peer, client: ClientContext) -> dict[str, Any]:
+        """Takes a piece of a long request; answers the request with its last piece."""
+        piece = encoding.decode(PieceRequest, body)
+        known = self._is_of_the_job(piece)
+        self._connections.heard(peer, proven=known)
+        if not known:
+            return _refusal(
+                "expected a caller that knows all training addresses, or a shared secret, for a "
+                f"request of more than {MAX_REQUEST_BYTES:,} bytes"
+            )
+        called = CallPath.parse(piece.path)
+        if called is None:
+            return _refusal("expected a long request to name a method")
+        other_version = self._other_version(called)
+        if other_version is not None:
+            return other_version
+        method, handler = self._handlers.get((called.service, called.method), (None, None))
+        if method is None or handler is None:
+            return self._misdirected(called.service, known)
+        if not method.is_long:
+            return _refusal(
+                f"expected a {method.name} request of at most {MAX_REQUEST_BYTES:,} bytes, has "
+                f"{piece.size:,}"
+            )
+        try:
+            joined = self._long_requests.add(peer, piece)
+        except MissingPiecesError:
+            return {"status": "again"}
+        except MessageError as error:
+            return _refusal(str(error))
+        if joined is None:
+            return {"status": "received"}
+        try:
+            # Takes too long for the thread that receives all calls.
+            async with self._decoding:
+                request = await self._loop.run_in_executor(
+                    self._pool, encoding.decode, method.request, joined
+                )
+            return await self._call(method, handler, request, client)
+        finally:
+            self._long_requests.end(joined)
 
-        Without a secret that is a caller who knows the addresses of all tasks, or another member of
-        an elastic job.
-        """
-        knows_all = getattr(request, "fingerprint", None) == self._fingerprint
-        return self._signer.has_secret or knows_all or self._is_from_the_job(request)
+    async def _answer(
+        self, called: CallPath, body: bytes, peer: Peer, client: ClientContext
+    ) -> dict[str, Any]:
+        """Decodes a request and calls its handler."""
+        other_version = self._other_version(called)
+        if other_version is not None:
+            self._connections.heard(peer, proven=self._signer.has_secret)
+            return other_version
+        method, handler = self._handlers.get((called.service, called.method), (None, None))
+        if method is None or handler is None:
+            known = self._knows_job(encoding.decode_object(body).get("fingerprint"))
+            self._connections.heard(peer, proven=known)
+            return self._misdirected(called.service, known)
+        request = encoding.decode(method.request, body)
+        self._connections.heard(peer, proven=self._is_of_the_job(request))
+        return await self._call(method, handler, request, client)
 
-    async def _handle(self, method: str, request: Any, host: str) -> dict[str, Any]:
-        handler = self._handlers.get(method)
-        if handler is None:
-            return {"status": "refused", "reason": self._misdirected(method, request)}
-        client = ClientContext(host)
+    async def _call(
+        self, method: Method, handler: Handler, request: Any, client: ClientContext
+    ) -> dict[str, Any]:
+        if method.is_quick:
+            return handler(request, client)
         answering = self._loop.run_in_executor(self._pool, handler, request, client)
         try:
             return await asyncio.shield(answering)
@@ -359,23 +367,62 @@ class ControlServer:
             client.disconnect()
             raise
 
-    def _misdirected(self, method: str, request: Any) -> str:
+    def _other_version(self, called: CallPath) -> dict[str, Any] | None:
+        """Returns the refusal of a caller of another version of a service, or None."""
+        version = self._versions.get(called.service, called.version)
+        return None if version == called.version else _refusal(_another_version(called, version))
+
+    def _is_of_the_job(self, request: Any) -> bool:
+        """Whether a request, authentic if there is a secret, comes from a task of the job.
+
+        Without a secret that is a caller who knows the addresses of all tasks, or another member of
+        an elastic job.
+        """
+        known = self._knows_job(getattr(request, "fingerprint", None))
+        return known or self._is_from_the_job(request)
+
+    def _knows_job(self, fingerprint: Any) -> bool:
+        return self._signer.has_secret or fingerprint == self._fingerprint
+
+    def _misdirected(self, service: str, known: bool) -> dict[str, Any]:
         """Returns a refusal; it names this task only to a client that knows the job."""
-        known = self._is_of_the_job(request)
-        who = f"this is {self._name}, " if known else "this task is "
-        if messages.ELASTIC_FORM in self._handlers:
-            return f"{who}a task of an elastic job; expected TFDIST_ELASTIC on every task"
-        if method in messages.OF_ELASTIC:
-            return f"{who}not of an elastic job; expected TFDIST_ELASTIC on every task or on none"
-        if method == messages.ADDRESS:
-            return f"{who}not the one that collects the hosts of its job"
-        if method in messages.OF_TASKS:
-            return f"{who}not the one that deals out the job's data tasks"
-        if method not in (messages.JOIN, messages.EXIT, messages.STOP):
-            return f"{who}not a parameter server"
-        if not known:
-            return f"{who}not rank 0 of its job"
-        return f"{who}but ranks meet at {self._cluster.describe_rank(0)}"
+        who = f"this is {self._name}" if known else "this task"
+        if self._role is not None:
+            return _refusal(f"{who}, {self._role}" if known else f"{who} is {self._role}")
+        if known and service in self._elsewhere:
+            return _refusal(f"{who}, {self._elsewhere[service]}")
+        has_not = f"{who}, which has" if known else f"{who} has"
+        return _refusal(f"{has_not} no service {service}") | {"absent": True}
+
+
+class _Paths(grpc.GenericRpcHandler):
+    """Finds the handler of each path of tfdist.
+
+    Args:
+      handler: returns the handler of a path.
+    """
+
+    def __init__(self, handler: Callable[[str, CallPath], Callable[..., Any]]) -> None:
+        self._handler = handler
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Returns the handler of a call; None if it is not one of tfdist."""
+        path = handler_call_details.method
+        called = CallPath.parse(path)
+        if called is None:
+            return None
+        return grpc.stream_unary_rpc_method_handler(self._handler(path, called))
+
+
+def _another_version(called: CallPath, version: int) -> str:
+    return (
+        f"the caller has version {called.version} of the service {called.service}, this task "
+        f"version {version}: expected the same tfdist version on every task"
+    )
+
+
+def _refusal(reason: str) -> dict[str, Any]:
+    return {"status": "refused", "reason": reason}
 
 
 async def _end_tasks() -> None:

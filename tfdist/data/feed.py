@@ -35,6 +35,7 @@ import tensorflow as tf
 from tfdist.config.cluster import Cluster
 from tfdist.control.client import ControlClient
 from tfdist.control.held_calls import ClientContext
+from tfdist.control.service import Method
 from tfdist.control.waiting import Wait
 from tfdist.data.queue.client import Call, OwnedTask, Pending, TaskClient
 from tfdist.data.queue.description import Description, Spec
@@ -586,7 +587,7 @@ def _direct(master: TaskMaster) -> Call:
     """Calls a master in this process."""
     handlers = master.handlers
 
-    def call(method: str, request: Any, wait: float) -> dict[str, Any]:
+    def call(method: Method, request: Any, wait: float) -> dict[str, Any]:
         answer = handlers[method](request, ClientContext())
         if answer["status"] == "refused":
             raise ClusterConfigError(f"tfdist.data: {answer['reason']}")
@@ -596,7 +597,7 @@ def _direct(master: TaskMaster) -> Call:
 
 
 def _remote(control: ControlClient) -> Call:
-    def call(method: str, request: Any, wait: float) -> dict[str, Any]:
+    def call(method: Method, request: Any, wait: float) -> dict[str, Any]:
         return control.call(method, request, wait, patient=True)
 
     return call

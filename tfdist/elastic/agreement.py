@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tfdist.control import messages
 from tfdist.control.client import RefusedError, SilentError, UnreachableError
 from tfdist.control.waiting import Wait
 from tfdist.elastic.joining import Joining
 from tfdist.elastic.peers import Outside, Peers, listed, member_of
+from tfdist.elastic.protocol import messages
 from tfdist.elastic.protocol.generations import LeaderDecision
 from tfdist.elastic.protocol.members import Generation, Member
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
-from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
 from tfdist.control.signing import data_key
 from tfdist.control.waiting import Wait
 from tfdist.elastic.peers import Again, Peers, listed
+from tfdist.elastic.protocol import messages
 from tfdist.elastic.protocol.members import Generation, Member
 from tfdist.errors import AuthenticationError, ClusterConfigError
 from tfdist.ops import Communicator
@@ -102,7 +102,6 @@ class Connection:
             if wait.is_over:
                 raise Again(f"no data addresses came from {leader}")
             request = messages.ElasticAddressRequest(
-                protocol=messages.PROTOCOL,
                 process=self._peers.me.process,
                 mark=generation.mark,
                 description=self._peers.state.description,

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
 from tfdist.control.held_calls import ClientContext
 from tfdist.elastic.peers import Peers
+from tfdist.elastic.protocol import messages
 from tfdist.elastic.protocol.members import Generation
 from tfdist.elastic.protocol.start_size import StartSize
 from tfdist.elastic.tombstone import Tombstone
@@ -115,7 +115,6 @@ class Founding:
             silent = [address for address in stopped if self._peers.probes.silent_for(address) > 0]
             return "", f"{self._peers.described(silent)} (no answer)" if silent else ""
         request = messages.ElasticFoundRequest(
-            protocol=messages.PROTOCOL,
             fingerprint=self._peers.fingerprint,
             process=self._peers.me.process,
             name=self._peers.me.name,

@@ -126,7 +126,7 @@ def _advice(field: str) -> str:
 
 
 class ElasticJob:
-    """One member of an elastic job; takes the place of a `tfdist.job.job.Job`.
+    """One member of an elastic job: a `PeerGroup` whose ranks come and go.
 
     Args:
       cluster: this process's task, and the addresses where others may be.
@@ -152,9 +152,7 @@ class ElasticJob:
       ClusterConfigError: the job refuses this process.
     """
 
-    # What a `Job` has, and an elastic job has not.
-    stop_watch = None
-    task_master = None
+    is_elastic = True
 
     def __init__(
         self,

@@ -6,10 +6,10 @@ import logging
 import time
 from typing import Any
 
-from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
 from tfdist.elastic.founding import Founding
 from tfdist.elastic.peers import CallOver, Peers, member_of
+from tfdist.elastic.protocol import messages
 from tfdist.elastic.protocol.members import Generation
 from tfdist.errors import RendezvousTimeoutError, TfdistError
 

@@ -19,7 +19,7 @@ from tfdist._version import __version__
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import MAX_WORKERS, Elastic
 from tfdist.config.settings import Settings
-from tfdist.control import interfaces, messages
+from tfdist.control import interfaces
 from tfdist.control.client import UnreachableError
 from tfdist.control.server import ControlServer
 from tfdist.control.waiting import Wait
@@ -28,7 +28,7 @@ from tfdist.elastic.connection import Connection
 from tfdist.elastic.founding import Founding
 from tfdist.elastic.joining import Joining
 from tfdist.elastic.peers import Again, Peers, Timing
-from tfdist.elastic.protocol import proofs
+from tfdist.elastic.protocol import messages, proofs
 from tfdist.elastic.protocol.generations import Generations
 from tfdist.elastic.protocol.members import Generation, Member
 from tfdist.elastic.protocol.probes import Probes
@@ -37,6 +37,7 @@ from tfdist.elastic.record_exchange import MemberRecords, RecordServer
 from tfdist.elastic.records import CallRecords, Record
 from tfdist.elastic.tombstone import Tombstone
 from tfdist.errors import ClusterConfigError, TfdistError
+from tfdist.observe import clock
 from tfdist.ops import Communicator
 from tfdist.ops.trace import events
 
@@ -160,10 +161,11 @@ class Membership:
             self._server = ControlServer(
                 cluster,
                 settings.secret,
-                self._state.handlers | self._served.handlers,
+                {**clock.HANDLERS, **self._state.handlers, **self._served.handlers},
                 max_threads=_MAX_THREADS,
                 interface=settings.interface,
                 is_from_the_job=self._state.is_from_the_job,
+                role="a task of an elastic job; expected TFDIST_ELASTIC on every task",
             )
 
     def describe(self, more: Mapping[str, str], instead_of: Collection[str] = ()) -> None:
@@ -396,7 +398,7 @@ class Membership:
     def _tell(self, others: Sequence[Member]) -> None:
         """Tells other members that this process leaves; silent ones are not waited for long."""
         probes = self._peers.probes
-        request = messages.ElasticLeaveRequest(messages.PROTOCOL, self._key, wait=0.0)
+        request = messages.ElasticLeaveRequest(self._key, wait=0.0)
 
         def tell(member: Member) -> None:
             with contextlib.suppress(UnreachableError, TfdistError):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from tfdist.control import messages
+from tfdist.control import callers
 from tfdist.control.client import ANSWER_MARGIN
-from tfdist.control.messages import MessageError
+from tfdist.control.encoding import MessageError
 from tfdist.control.waiting import Wait
 from tfdist.elastic.confirming import Confirming
+from tfdist.elastic.protocol import messages
 from tfdist.elastic.protocol.generations import Generations
 from tfdist.elastic.protocol.members import Generation, Member
 from tfdist.elastic.protocol.probes import ProbeAnswer, Probes
@@ -88,7 +88,7 @@ class Peers:
         self.state = state
         self.probes = probes
         self.names = dict(names)
-        self.fingerprint = messages.fingerprint(names)
+        self.fingerprint = callers.fingerprint(names)
         self._processes: dict[str, str] = {}  # the members' ids, by address
         self.timing = timing
         self.timeout = timeout
@@ -168,7 +168,6 @@ class Peers:
     def form_request(self, wait: float) -> messages.ElasticFormRequest:
         reference = self.state.reference
         return messages.ElasticFormRequest(
-            protocol=messages.PROTOCOL,
             fingerprint=self.fingerprint,
             process=self.me.process,
             name=self.me.name,
@@ -179,7 +178,7 @@ class Peers:
             mark=reference.mark if reference is not None else "",
             holds_state=self.state.base is not None,
             highest=self.state.highest,
-            dead=json.dumps(self._dead_members(reference)),
+            dead=self._dead_members(reference),
             nonce="",
             proof="",
             wait=wait,
@@ -253,10 +252,10 @@ def listed(members: Iterable[Member]) -> str:
     return ", ".join(map(str, members))
 
 
-def generation_of(text: Any) -> Generation:
+def generation_of(fields: Any) -> Generation:
     """Returns the generation in an answer; raises ClusterConfigError if there is none."""
     try:
-        return Generation.from_text(str(text))
+        return Generation.from_fields(fields)
     except MessageError as error:
         raise ClusterConfigError(f"in another member's answer: {error}") from None
 

@@ -6,8 +6,6 @@ because an earlier call left the same, is not sent again.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import dataclasses
 import logging
 import os
@@ -16,10 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
 from tfdist.control.held_calls import ClientContext
+from tfdist.control.server import Handler
+from tfdist.control.service import Method
 from tfdist.elastic.peers import Peers
+from tfdist.elastic.protocol import messages
 from tfdist.elastic.records import CallRecords, Record, RecordGoneError, digest_of
 from tfdist.errors import TfdistError
 
@@ -80,17 +80,15 @@ class RecordServer:
         """Answers one request.
 
         Returns:
-          {"status": "here", "part" (the record's digest)} or {"status": "here", "bytes" (base64),
-          "size" (of the whole part)}; {"status": "none"} if this process has not ended the call;
+          {"status": "here", "part" (the record's digest)} or {"status": "here", "bytes", "size"
+          (of the whole part)}; {"status": "none"} if this process has not ended the call;
           {"status": "gone"} if it has no such part; or {"status": "refused", "reason"}.
         """
-        reason = messages.reason_to_refuse(request)
-        if reason is None and not self._knows_job(request):
+        if not self._knows_job(request):
             reason = (
                 "only processes of this job are told what its calls of fit have left: expected the "
                 "same training addresses in TF_CONFIG, or a shared secret (TFDIST_SECRET)"
             )
-        if reason:
             return {"status": "refused", "reason": reason}
         if not request.part:
             head = self._records.head(request.call)
@@ -106,7 +104,7 @@ class RecordServer:
         except OSError as error:  # another member may have it
             _log.warning("a part of a record of an ended call cannot be read: %s", error)
             return {"status": "gone"}
-        return {"status": "here", "bytes": base64.b64encode(content).decode(), "size": size}
+        return {"status": "here", "bytes": content, "size": size}
 
     def _note_call(self, request: messages.ElasticRecordRequest, has_ended: bool) -> None:
         if request.call < 1:
@@ -129,7 +127,7 @@ class RecordServer:
                 reader.at = time.monotonic()
 
     @property
-    def handlers(self) -> dict[str, Callable[[Any, ClientContext], dict[str, Any]]]:
+    def handlers(self) -> dict[Method, Handler]:
         """The handler, by method."""
         return {messages.ELASTIC_RECORD: self.answer}
 
@@ -227,12 +225,10 @@ class MemberRecords:
             reply = self._call(address, call, digest, received)
             if reply is None:
                 raise UnreachableError("no answer")
-            try:
-                chunk = base64.b64decode(str(reply.get("bytes", "")), validate=True)
-            except (binascii.Error, ValueError) as error:
-                raise _Gone from error
-            size = reply.get("size")
-            if reply.get("status") != "here" or type(size) is not int or size > _MAX_PART:
+            chunk, size = reply.get("bytes"), reply.get("size")
+            if reply.get("status") != "here" or not isinstance(chunk, bytes):
+                raise _Gone
+            if type(size) is not int or size > _MAX_PART:
                 raise _Gone
             # A size that grows, or pieces that get smaller and smaller, would never end.
             whole = size if whole is None else whole
@@ -249,7 +245,6 @@ class MemberRecords:
 
     def _call(self, address: str, call: int, part: str, offset: int) -> dict[str, Any] | None:
         request = messages.ElasticRecordRequest(
-            messages.PROTOCOL,
             self._peers.fingerprint,
             self._peers.me.process,
             call,

@@ -26,12 +26,13 @@ from tfdist.config import validation
 from tfdist.config.cluster import Cluster
 from tfdist.config.environments.launched import HostExchange
 from tfdist.config.settings import Settings
-from tfdist.control import interfaces, messages, network
+from tfdist.control import callers, interfaces, network
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.held_calls import ClientContext, HeldCalls
 from tfdist.control.server import ControlServer
 from tfdist.control.waiting import LOG_INTERVAL, Wait
 from tfdist.errors import RendezvousTimeoutError
+from tfdist.job import messages
 
 _log = logging.getLogger("tfdist.control")
 # Seconds for which process 0 answers repeated calls, after all have been answered.
@@ -140,7 +141,7 @@ class AddressBook:
 
     def _reason_to_refuse(self, request: messages.AddressRequest) -> str | None:
         own = self._exchange
-        reason = messages.reason_to_refuse(request, ranks=own.size)
+        reason = callers.reason_to_refuse_rank(request, own.size)
         if reason:
             return reason
         if (request.world_size, request.servers) != (own.size, own.servers):
@@ -236,7 +237,6 @@ def _ask(exchange: HostExchange, settings: Settings) -> list[str]:
                 opened.callback(control.close)
             poll = wait.poll()
             request = messages.AddressRequest(
-                protocol=messages.PROTOCOL,
                 rank=exchange.index,
                 world_size=exchange.size,
                 servers=exchange.servers,

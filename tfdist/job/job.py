@@ -27,7 +27,7 @@ class Job:
       settings: timeouts, ports and the secret.
 
     Attributes:
-      generation: 1 for the first complete set of ranks, 2 for the next one, and so on.
+      rank, size, addresses, is_leader, generation, communicator: as in `PeerGroup`.
 
     Raises:
       RendezvousTimeoutError: ranks were missing at the deadline.
@@ -36,10 +36,15 @@ class Job:
       tf.errors.OpError: the data connections could not be made.
     """
 
+    is_elastic = False
+
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         assert cluster.rank is not None
         self.cluster = cluster
         self._pid = os.getpid()
+        self.rank, self.size = cluster.rank, cluster.world_size
+        self.addresses = cluster.training_addresses
+        self.is_leader = self.rank == 0
         self._open = True
         self._closing = threading.Event()
         self._groups: list[Communicator] = []

@@ -14,14 +14,18 @@ from typing import Any
 from tfdist.config import validation
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.control import messages
+from tfdist.control import callers
 from tfdist.control.client import ControlClient, SilentError, UnreachableError
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.server import ControlServer, Handler
+from tfdist.control.service import Method
 from tfdist.control.signing import data_key
 from tfdist.control.waiting import Wait
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError, TfdistError
+from tfdist.job import messages
 from tfdist.job.rendezvous import Rendezvous
+from tfdist.observe import clock
+from tfdist.preemption.messages import STOP
 from tfdist.preemption.stop_board import StopBoard
 from tfdist.preemption.stop_watch import StopWatch
 
@@ -73,7 +77,7 @@ class ControlPlane:
         self,
         cluster: Cluster,
         settings: Settings,
-        handlers: Mapping[str, Handler] | None = None,
+        handlers: Mapping[Method, Handler] | None = None,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
@@ -81,14 +85,14 @@ class ControlPlane:
         self._closed = threading.Event()
         serves = cluster.rank == 0 and not cluster.is_local
         self._rendezvous = Rendezvous(cluster) if serves else None
-        self._fingerprint = messages.fingerprint(cluster.training_addresses)
+        self._fingerprint = callers.fingerprint(cluster.training_addresses)
         self._board = StopBoard(cluster.world_size, self._fingerprint) if serves else None
-        self._handlers: dict[str, Handler] = dict(handlers or {})
+        self._handlers: dict[Method, Handler] = {**clock.HANDLERS, **(handlers or {})}
         if self._rendezvous is not None and self._board is not None:
             self._handlers |= {
                 messages.JOIN: self._rendezvous.join,
                 messages.EXIT: self._rendezvous.exit,
-                messages.STOP: self._board.answer,
+                STOP: self._board.answer,
             }
         self._server: ControlServer | None = None
         self._client: ControlClient | None = None
@@ -96,7 +100,11 @@ class ControlPlane:
         self._rendezvous_id: str | None = None
         if cluster.address is not None:
             self._server = ControlServer(
-                cluster, settings.secret, self._handlers, interface=settings.interface
+                cluster,
+                settings.secret,
+                self._handlers,
+                interface=settings.interface,
+                elsewhere={messages.RENDEZVOUS: f"but ranks meet at {cluster.describe_rank(0)}"},
             )
         if cluster.rank:
             self._client = ControlClient(
@@ -160,7 +168,6 @@ class ControlPlane:
                 _log.warning("%s: waiting for %s", self._who(), waiting_for)
             poll = wait.poll()
             join = messages.JoinRequest(
-                protocol=messages.PROTOCOL,
                 rank=rank,
                 world_size=self._cluster.world_size,
                 fingerprint=self._fingerprint,
@@ -221,7 +228,6 @@ class ControlPlane:
                 return False
             poll = 0.0 if abandon else wait.poll()
             request = messages.ExitRequest(
-                protocol=messages.PROTOCOL,
                 rank=rank,
                 rendezvous=self._rendezvous_id,
                 generation=self._generation,
@@ -266,7 +272,7 @@ class ControlPlane:
             self._cluster.task_name,
             self._training_rank(),
             self._fingerprint,
-            lambda request: self._call(messages.STOP, request, request.wait, patient=True),
+            lambda request: self._call(STOP, request, request.wait, patient=True),
             has_failed=has_failed,
         )
 
@@ -288,7 +294,7 @@ class ControlPlane:
         if self._server is not None:
             self._server.close()
 
-    def _call(self, method: str, request: Any, wait: float, *, patient: bool) -> dict[str, Any]:
+    def _call(self, method: Method, request: Any, wait: float, *, patient: bool) -> dict[str, Any]:
         if self._client is not None:
             return self._client.call(method, request, wait, patient=patient)
         # Rank 0 calls itself directly: only other hosts may be able to reach its address.

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import atexit
 import logging
-import sys
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from tfdist import _providers
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.errors import ClusterConfigError, NotInitializedError
-from tfdist.observe import recorder, stragglers
-from tfdist.observe.timeline import recording
+from tfdist.job.observers import Observers
+from tfdist.job.peer_group import Alone, PeerGroup
+from tfdist.job.script_failure import ScriptFailure
 
 if TYPE_CHECKING:
     from tfdist.job.job import Job
-    from tfdist.observe.recorder import Recorder
-    from tfdist.observe.timeline.recording import TaskTimeline
     from tfdist.ops import Communicator
     from tfdist.ps.config import PsConfig
     from tfdist.ps.stats.rates import Reading
@@ -33,43 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tfdist")
 
 
-class Members(Protocol):
-    """The connections to the other ranks of an elastic job; `tfdist.elastic` has them."""
-
-    communicator: Communicator
-
-    @property
-    def rank(self) -> int:
-        """This process's rank now."""
-
-    @property
-    def size(self) -> int:
-        """The number of ranks now."""
-
-    @property
-    def generation(self) -> int:
-        """The number of the set of ranks: 1 for the first; 0 before this process is a member."""
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The addresses of the ranks."""
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this process is rank 0 now."""
-
-    def leave(self, failure: str | None = None) -> None:
-        """Leaves the job; `failure` says why this process ends before its work is done."""
-
-
-class MetricsExporter(Protocol):
-    """The server of this task's metrics; `tfdist.observe.metrics` has it."""
-
-    def close(self) -> None:
-        """Stops serving."""
-
-
-Joined = TypeVar("Joined", bound=Members)
+Joined = TypeVar("Joined", bound=PeerGroup)
 
 
 class Process:
@@ -83,25 +43,19 @@ class Process:
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
         self._settings: Settings | None = None
-        self._job: Job | None = None
-        self._members: Members | None = None
-        self._alone: Communicator | None = None
+        self._group: PeerGroup | None = None  # which it has joined
+        self._alone = Alone()
         self._ps_worker: PsWorker | LocalPsWorker | None = None
         self._has_server_variables = False
         self._has_warned_that_alone = False
-        self._script: _Script | None = None
-        self._recorder: Recorder | None = None
-        self._stragglers: stragglers.StragglerReport | None = None
-        self._timeline: TaskTimeline | None = None
+        self._script: ScriptFailure | None = None
+        self._observers = Observers()
         # Whether the job was told to end and this process stops training: it leaves the job as if
         # it had done its work, with any exit code.
         self.is_preempted = False
         # Whether the program is ending: nothing of the script can fail any more.
         self.is_at_end = False
         self._before_leaving: list[Callable[[bool], None]] = []
-        self._exporter: MetricsExporter | None = None
-        # Whether strategies count training steps; to be set before steps are traced.
-        self.counts_steps = False
 
     def enter(self, cluster: Cluster, settings: Settings | None = None) -> None:
         """Records that this process belongs to the job of `cluster`; the latest call counts.
@@ -121,19 +75,8 @@ class Process:
         Raises:
           ClusterConfigError: a setting has an unusable value.
         """
-        if self._timeline is None and (not cluster.is_local or self.settings.timeline is not None):
-            self._timeline = recording.start(cluster, self.settings)
-            if self.settings.timeline is not None:
-                self._watch_script()
-        if cluster.is_local or self._recorder is not None:
-            return
-        self._recorder = recorder.start(cluster, self.settings, self._timeline)
-        if self._recorder is not None:
+        if self._observers.record(cluster, self.settings):
             self._watch_script()
-
-    def _follow_failures(self) -> None:
-        if self._recorder is not None:
-            self._recorder.follow_failures()
 
     def serve_metrics(self, cluster: Cluster) -> None:
         """Serves the metrics of this process's task, if `TFDIST_METRICS_PORT` is set; once.
@@ -146,15 +89,21 @@ class Process:
             metrics without a secret.
           AddressInUseError: the port is taken.
         """
-        if self.settings.metrics_port is None or self._exporter is not None:
-            return
-        self._exporter = _providers.provider("serve_metrics")(cluster, self.settings)
-        self.counts_steps = True
+        self._observers.serve_metrics(cluster, self.settings)
 
     @property
     def serves_metrics(self) -> bool:
         """Whether this process serves the metrics of its task."""
-        return self._exporter is not None
+        return self._observers.serves_metrics
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether strategies count training steps; to be set before steps are traced."""
+        return self._observers.counts_steps
+
+    @counts_steps.setter
+    def counts_steps(self, value: bool) -> None:
+        self._observers.counts_steps = value
 
     @property
     def is_initialized(self) -> bool:
@@ -202,7 +151,7 @@ class Process:
             raise NotInitializedError(
                 f"{api_name}: {cluster.task_name} does not train and has no rank"
             )
-        return cluster.rank if self._members is None else self._members.rank
+        return cluster.rank if self._group is None else self._group.rank
 
     def size(self, api_name: str) -> int:
         """Returns the number of tasks that train.
@@ -214,7 +163,7 @@ class Process:
           NotInitializedError: as for `cluster`.
         """
         cluster = self.cluster(api_name)
-        return cluster.world_size if self._members is None else self._members.size
+        return cluster.world_size if self._group is None else self._group.size
 
     def addresses(self, api_name: str) -> tuple[str, ...]:
         """Returns the addresses of the tasks that train, by rank; none of a job of one task.
@@ -226,7 +175,7 @@ class Process:
           NotInitializedError: as for `cluster`.
         """
         cluster = self.cluster(api_name)
-        return cluster.training_addresses if self._members is None else self._members.addresses
+        return cluster.training_addresses if self._group is None else self._group.addresses
 
     def join(self, cluster: Cluster) -> Job:
         """Connects to the other ranks; later calls return the same job.
@@ -239,21 +188,18 @@ class Process:
           Exception: as for `Job`.
         """
         self.refuse_in_elastic_job("data tasks")
-        if self._job is None:
+        job = self.job
+        if job is None:
             from tfdist.job.job import Job  # imports TensorFlow
 
-            self._follow_failures()
-            self._job = Job(cluster, self.settings)
-            self._cluster = cluster
-            self._report_waits(cluster, self._job.communicator)
-            self._watch_script()
-        elif self._job.cluster != cluster:
+            job = self._join(cluster, lambda: Job(cluster, self.settings))
+        elif job.cluster != cluster:
             raise ClusterConfigError(
-                f"this process has joined a job as {self._job.cluster.task_name} of "
-                f"{self._job.cluster.as_dict()} and cannot join another as {cluster.task_name} of "
+                f"this process has joined a job as {job.cluster.task_name} of "
+                f"{job.cluster.as_dict()} and cannot join another as {cluster.task_name} of "
                 f"{cluster.as_dict()}"
             )
-        return self._job
+        return job
 
     def join_elastic(self, cluster: Cluster, make: Callable[[], Joined]) -> Joined:
         """Joins an elastic job; later calls return the same members.
@@ -266,20 +212,23 @@ class Process:
           ClusterConfigError: this process has joined another job.
           Exception: what `make` raises.
         """
-        if self._members is not None and self._cluster == cluster:
-            return cast(Joined, self._members)
-        if self._job is not None or self._members is not None:
+        if self.members is not None and self._cluster == cluster:
+            return cast(Joined, self.members)
+        if self._group is not None:
             assert self._cluster is not None  # since `join`
             raise ClusterConfigError(
                 f"this process has joined a job as {self._cluster.task_name} and cannot join "
                 f"another, elastic one as {cluster.task_name}"
             )
-        self._follow_failures()
-        self._members = members = make()
+        return self._join(cluster, make)
+
+    def _join(self, cluster: Cluster, make: Callable[[], Joined]) -> Joined:
+        self._observers.follow_failures()
+        self._group = group = make()
         self._cluster = cluster
-        self._report_waits(cluster, members.communicator)
+        self._observers.report_waits(cluster, self.settings, group.communicator)
         self._watch_script()
-        return members
+        return group
 
     def elastic(self, cluster: Cluster, own: Elastic | None = None) -> Elastic | None:
         """Returns the limits of the job, if this process trains in an elastic one.
@@ -311,7 +260,7 @@ class Process:
         Raises:
           ClusterConfigError: this process is a member of an elastic job.
         """
-        if self._members is not None:
+        if self.members is not None:
             assert self._cluster is not None  # since `join_elastic`
             raise ClusterConfigError(
                 f"{self._cluster.task_name}: expected a job of a fixed number of workers for "
@@ -319,14 +268,21 @@ class Process:
             )
 
     @property
-    def job(self) -> Job | None:
-        """The connections to the other ranks; `None` before `join`."""
-        return self._job
+    def group(self) -> PeerGroup | None:
+        """The connections to the other ranks of any job; `None` before this process joins it."""
+        return self._group
 
     @property
-    def members(self) -> Members | None:
+    def job(self) -> Job | None:
+        """The connections to the other ranks of a job of fixed size; `None` before `join`."""
+        group = self._group
+        return None if group is None or group.is_elastic else cast("Job", group)
+
+    @property
+    def members(self) -> PeerGroup | None:
         """The connections to the other ranks of an elastic job; `None` in any other job."""
-        return self._members
+        group = self._group
+        return group if group is not None and group.is_elastic else None
 
     def is_alone(self, api_name: str) -> bool:
         """Whether this process trains alone to the end; an elastic job may get members.
@@ -337,7 +293,7 @@ class Process:
         Raises:
           NotInitializedError: as for `cluster`.
         """
-        return self.cluster(api_name).world_size == 1 and self._members is None
+        return self.cluster(api_name).world_size == 1 and self.members is None
 
     def communicator(self, api_name: str) -> Communicator:
         """Returns the communicator of all ranks, and first joins the job if necessary.
@@ -349,30 +305,21 @@ class Process:
           NotInitializedError: as for `rank`, or parameter servers hold the variables.
           Exception: as for `Job`.
         """
-        if self._members is not None:
-            return self._members.communicator
-        if self._job is not None:
-            return self._job.communicator
+        if self._group is not None:
+            return self._group.communicator
         cluster = self.cluster(api_name)
         if cluster.rank is None:
             raise NotInitializedError(
                 f"{api_name}: {cluster.task_name} does not train and takes part in no collective"
             )
         if cluster.world_size == 1:
-            return self._communicator_alone()
+            return self._alone.communicator
         if self._has_server_variables:
             raise NotInitializedError(
                 f"{api_name}: the workers of a ParameterServerStrategy are not connected to each "
                 "other"
             )
         return self.join(cluster).communicator
-
-    def _communicator_alone(self) -> Communicator:
-        if self._alone is None:
-            from tfdist.ops import Communicator
-
-            self._alone = Communicator(0, 1)
-        return self._alone
 
     def attach(
         self,
@@ -398,14 +345,14 @@ class Process:
         if worker is None:
             from tfdist.ps.worker import LocalPsWorker, PsWorker  # imports TensorFlow
 
-            self._follow_failures()
+            self._observers.follow_failures()
             if cluster.is_local:
                 worker = LocalPsWorker(cluster, config)
             else:
                 worker = PsWorker(cluster, config, self.settings, self._leads)
             self._ps_worker = worker
             if not cluster.is_local:
-                self._report_waits(cluster, worker.client)
+                self._observers.report_waits(cluster, self.settings, worker.client)
             self._watch_script()
             worker.checkpoint_every(checkpoint_every)
         elif (worker.cluster, worker.config) != (cluster, config):
@@ -420,7 +367,7 @@ class Process:
     @property
     def _leads(self) -> Callable[[], bool] | None:
         """Whether this process is the leader of an elastic job; `None` in any other job."""
-        members = self._members
+        members = self.members
         return None if members is None else lambda: members.is_leader
 
     @property
@@ -433,28 +380,9 @@ class Process:
         """Whether servers hold this process's variables, not only embedding tables."""
         return self._has_server_variables
 
-    def _report_waits(self, cluster: Cluster, source: stragglers.PeerWaits) -> None:
-        """Reports, from now on, for whom this task waits; see `observe.stragglers`."""
-        if not self.settings.straggler_period:
-            return
-        if self._stragglers is None:
-            self._stragglers = stragglers.StragglerReport(
-                cluster.task_name, self.settings.straggler_period, self._counted_steps
-            )
-        self._stragglers.follow(source)
-
-    def _counted_steps(self) -> int | None:
-        if not self.counts_steps:
-            return None
-        from tfdist.ops.local.step_counter import counted  # imports TensorFlow
-
-        # A loop without `strategy.run` has none.
-        return counted()[0] or None
-
     def report_stragglers(self) -> None:
         """Logs for whom this task has waited since the last report, if there was much of it."""
-        if self._stragglers is not None:
-            self._stragglers.report()
+        self._observers.report_stragglers()
 
     def readings(self) -> list[Reading | None]:
         """Returns each parameter server's statistics, see `stats.rates`; none before `attach`."""
@@ -463,17 +391,9 @@ class Process:
     def leave(self) -> None:
         """Disconnects, and forgets the job and the settings."""
         self.disconnect()
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
-        if self._timeline is not None:
-            self._timeline.close()
-            self._timeline = None
-        if self._exporter is not None:
-            self._exporter.close()
-            self._exporter = None
+        self._observers.close()
         self._cluster = self._settings = None
-        self.is_preempted = self.counts_steps = False
+        self.is_preempted = False
         self._has_server_variables = False
 
     def disconnect(self) -> None:
@@ -481,11 +401,9 @@ class Process:
 
         If the script has failed, the other tasks get the reason. May be called again.
         """
-        if self._recorder is not None and self._script is not None and not self._script.has_failed:
-            self._recorder.note_end()
-        report, self._stragglers = self._stragglers, None
-        if report is not None:
-            report.close()  # before this task waits for the others to end
+        # Before this task waits for the others to end.
+        has_ended = self._script is not None and not self._script.has_failed
+        self._observers.note_leaving(has_ended)
         callers, self._before_leaving = self._before_leaving, []
         for call in callers:
             assert self._script is not None  # since `before_leaving`
@@ -495,12 +413,10 @@ class Process:
             assert self._script is not None  # since `attach`
             failed = self._script.has_failed and not self.is_preempted
             worker.leave(failed or self._script.exception is not None)
-        members, self._members = self._members, None
-        job, self._job = self._job, None
-        for joined in (job, members):
-            if joined is not None:
-                assert self._script is not None  # since `join`
-                joined.leave(self._script.exception)
+        group, self._group = self._group, None
+        if group is not None:
+            assert self._script is not None  # since `_join`
+            group.leave(self._script.exception)
 
     @property
     def has_exited(self) -> bool:
@@ -522,53 +438,10 @@ class Process:
 
     def _watch_script(self) -> None:
         if self._script is None:
-            self._script = _Script(self._note_exception)
+            self._script = ScriptFailure(self._observers.note_exception)
             # Called after `disconnect`, which waits for the others and may fail.
-            atexit.register(self._close_records)
+            atexit.register(self._observers.close_records)
             atexit.register(self._disconnect_at_end)
-
-    def _note_exception(self, error: BaseException) -> None:
-        if self._recorder is not None:
-            self._recorder.note_exception(error)
-
-    def _close_records(self) -> None:
-        # The recorder first: its thread may start a timeline.
-        if self._recorder is not None:
-            self._recorder.close()
-        if self._timeline is not None:
-            self._timeline.close()
-
-
-class _Script:
-    """Records whether the script fails: functions of `atexit` receive no reason.
-
-    Attributes:
-      exception: type and text of an unhandled exception, or None.
-      has_failed: it ended with an unhandled exception or a non-zero exit code.
-      has_exited: it has called `sys.exit`.
-
-    Args:
-      noted: called with an unhandled exception, before it is printed.
-    """
-
-    def __init__(self, noted: Callable[[BaseException], None]) -> None:
-        self.exception: str | None = None
-        self.has_failed = self.has_exited = False
-        excepthook, leave = sys.excepthook, sys.exit
-
-        def note_exception(kind, error, trace):
-            self.exception = f"{kind.__name__}: {error}"
-            self.has_failed = True
-            noted(error)
-            excepthook(kind, error, trace)
-
-        def note_exit(status=None, /):
-            if threading.current_thread() is threading.main_thread():
-                self.has_failed = status not in (None, 0)
-                self.has_exited = True
-            leave(status)
-
-        sys.excepthook, sys.exit = note_exception, note_exit
 
 
 current = Process()

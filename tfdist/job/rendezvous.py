@@ -18,8 +18,9 @@ from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.cluster import Cluster
-from tfdist.control import messages
+from tfdist.control import callers
 from tfdist.control.held_calls import ClientContext, HeldCalls
+from tfdist.job import messages
 
 # A rank that receives "waiting" calls again at once; without a call for this long (s) it is gone.
 _LEASE = 10.0
@@ -46,7 +47,7 @@ class Rendezvous:
     def __init__(self, cluster: Cluster) -> None:
         self.id = secrets.token_hex(8)
         self._cluster = cluster
-        self._fingerprint = messages.fingerprint(cluster.training_addresses)
+        self._fingerprint = callers.fingerprint(cluster.training_addresses)
         self._calls = HeldCalls()
         self._all_answered = threading.Condition(self._calls.lock)
         self._closed = False
@@ -156,9 +157,9 @@ class Rendezvous:
 
     def _reason_to_refuse(self, join: messages.JoinRequest) -> str | None:
         size = self._cluster.world_size
-        if join.protocol == messages.PROTOCOL and join.world_size != size:
+        if join.world_size != size:
             return f"the caller counts {join.world_size} training tasks, this task counts {size}"
-        reason = messages.reason_to_refuse(join, self._fingerprint, size)
+        reason = callers.reason_to_refuse(join, self._fingerprint, size)
         if reason:
             return reason
         problem = validation.address_problem(join.data_address)

@@ -26,16 +26,29 @@ def start(
     """
     if cluster is None:
         cluster = Cluster.from_environment()
-    process.current.record(cluster)
-    if cluster.task_type == "ps":
-        from tfdist.ps.server import serve  # imports TensorFlow
-
-        serve(cluster, process.current.settings, checkpoint_dir)
-    if cluster.is_data_task:
-        from tfdist.data.server import serve as serve_data  # imports TensorFlow
-
-        serve_data(cluster, process.current.settings)
+    serve(cluster, checkpoint_dir)
     process.current.enter(cluster)
     process.current.serve_metrics(cluster)
     adapt_keras()
     return cluster
+
+
+def serve(cluster: Cluster, checkpoint_dir: str | None = None) -> None:
+    """Serves until the job has ended in a `ps` or data task; returns at once in every other task.
+
+    Args:
+      cluster: the job.
+      checkpoint_dir: as for `tfdist.init`.
+
+    Raises:
+      Exception: as for `tfdist.init`.
+    """
+    process.current.record(cluster)
+    if cluster.task_type == "ps":
+        from tfdist.ps.server import serve as serve_variables  # imports TensorFlow
+
+        serve_variables(cluster, process.current.settings, checkpoint_dir)
+    if cluster.is_data_task:
+        from tfdist.data.server import serve as serve_data  # imports TensorFlow
+
+        serve_data(cluster, process.current.settings)

@@ -26,8 +26,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfdist.control import messages
+from tfdist.control import callers
 from tfdist.control.held_calls import ClientContext, HeldCalls
+from tfdist.preemption.messages import StopRequest
 
 
 class StopBoard:
@@ -58,7 +59,7 @@ class StopBoard:
         """Whether the workers stop because one was told to end."""
         return self._last_step > 0
 
-    def answer(self, request: messages.StopRequest, context: ClientContext) -> dict[str, Any]:
+    def answer(self, request: StopRequest, context: ClientContext) -> dict[str, Any]:
         """Answers a worker's request.
 
         A question is held until there is a last step, a proposal until all have stored it, each at
@@ -102,13 +103,13 @@ class StopBoard:
             self._closed = True
             self._calls.wake_all()
 
-    def _is_answered(self, request: messages.StopRequest) -> bool:
+    def _is_answered(self, request: StopRequest) -> bool:
         if request.last_step and request.stored:
             return len(self._stored) == self._ranks
         return self._last_step > 0
 
-    def _reason_to_refuse(self, request: messages.StopRequest) -> str | None:
-        reason = messages.reason_to_refuse(request, self._fingerprint, self._ranks)
+    def _reason_to_refuse(self, request: StopRequest) -> str | None:
+        reason = callers.reason_to_refuse(request, self._fingerprint, self._ranks)
         if reason:
             return reason
         if request.last_step < 0 or request.stored < 0:

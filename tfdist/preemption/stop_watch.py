@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.control import messages
 from tfdist.control.client import UnreachableError
 from tfdist.control.waiting import Wait
 from tfdist.errors import TfdistError
+from tfdist.preemption.messages import StopRequest
 
 _log = logging.getLogger("tfdist.control")
 AGREEMENT_TIMEOUT = 10.0
@@ -20,7 +20,7 @@ _LONG_POLL = 20.0
 _WATCHFUL_POLL = 0.5
 _LONGEST_PAUSE = 5.0
 
-Call = Callable[[messages.StopRequest], dict[str, Any]]
+Call = Callable[[StopRequest], dict[str, Any]]
 
 
 class StopWatch:
@@ -159,9 +159,8 @@ class StopWatch:
 
     def _request(
         self, last_step: int = 0, stored: int = 0, noticed: bool = False, wait: float = 0.0
-    ) -> messages.StopRequest:
-        return messages.StopRequest(
-            protocol=messages.PROTOCOL,
+    ) -> StopRequest:
+        return StopRequest(
             fingerprint=self._fingerprint,
             rank=self._rank,
             last_step=last_step,

@@ -8,7 +8,7 @@ import math
 from typing import Any, TypeGuard
 
 from tfdist.config.cluster import Cluster
-from tfdist.control import messages
+from tfdist.control import callers
 from tfdist.errors import ClusterConfigError
 
 MODES = ("async", "sync", "ssp")
@@ -222,4 +222,4 @@ def _expect(fits: bool, name: str, expected: str, received: Any) -> None:
 
 def fingerprint(cluster: Cluster) -> str:
     """Identifies the addresses of all training tasks and parameter servers."""
-    return messages.fingerprint((*cluster.training_addresses, "ps", *cluster.ps))
+    return callers.fingerprint((*cluster.training_addresses, "ps", *cluster.ps))

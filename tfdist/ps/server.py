@@ -15,23 +15,27 @@ from typing import Any, NoReturn
 from tfdist import _providers
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.control import interfaces, messages
+from tfdist.control import callers, interfaces
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.server import ControlServer
 from tfdist.control.signing import data_key
 from tfdist.control.waiting import Wait
 from tfdist.data.queue.master import TaskMaster
 from tfdist.errors import ClusterConfigError, Preempted, TfdistError
+from tfdist.observe import clock
 from tfdist.ops.ps.server import ParameterServer
 from tfdist.ops.ps.server_records import ServerEvent
+from tfdist.preemption.messages import STOP
 from tfdist.preemption.stop_board import StopBoard
-from tfdist.ps import step_waits
+from tfdist.ps import messages, step_waits
 from tfdist.ps.checkpoint import files
 from tfdist.ps.checkpoint.checkpoint import Checkpoints
 from tfdist.ps.config import PsConfig, fingerprint
+from tfdist.ps.epochs.messages import EPOCH, EpochRequest
 from tfdist.ps.epochs.service import EpochService
 from tfdist.ps.liveness import Liveness
 from tfdist.ps.stats import rates
+from tfdist.ps.stats.messages import STATS, StatsRequest
 from tfdist.ps.step_waits import StepWaits
 from tfdist.ps.task_positions import ServerPositions
 
@@ -102,12 +106,13 @@ class ServerTask:
             cluster,
             settings.secret,
             {
+                **clock.HANDLERS,
                 messages.ATTACH: self._attach,
                 messages.CHECKPOINT: self._checkpoint,
-                messages.STATS: self._stats,
-                messages.EPOCH: self._epoch,
+                STATS: self._stats,
+                EPOCH: self._epoch,
                 messages.WAITS: self._step_waits,
-                messages.STOP: self._board.answer,
+                STOP: self._board.answer,
                 **(self._tasks.handlers if self._tasks is not None else {}),
             },
             interface=settings.interface,
@@ -321,7 +326,7 @@ class ServerTask:
         return {"status": "refused", "reason": f"it cannot serve, and ends: {problem}"}
 
     def _reason_to_refuse(self, request: messages.AttachRequest) -> str | None:
-        reason = messages.reason_to_refuse(request, self._fingerprint, self._cluster.world_size)
+        reason = callers.reason_to_refuse(request, self._fingerprint, self._cluster.world_size)
         if reason:
             return reason
         if not 0 < len(request.process) <= _MAX_IDENTITY:
@@ -416,8 +421,8 @@ class ServerTask:
                 )
         return job.answer(_bounded(request.wait))
 
-    def _epoch(self, request: messages.EpochRequest, context: ClientContext) -> dict[str, Any]:
-        reason = messages.reason_to_refuse(request, self._fingerprint)
+    def _epoch(self, request: EpochRequest, context: ClientContext) -> dict[str, Any]:
+        reason = callers.reason_to_refuse(request, self._fingerprint)
         if reason:
             return {"status": "refused", "reason": reason}
         if self._store is None:  # the server was started again, and the worker must attach first
@@ -430,17 +435,14 @@ class ServerTask:
         return self._store.waits()
 
     def _step_waits(self, request: messages.WaitsRequest, context: ClientContext) -> dict[str, Any]:
-        reason = messages.reason_to_refuse(request, self._fingerprint)
+        reason = callers.reason_to_refuse(request, self._fingerprint)
         if reason:
             return {"status": "refused", "reason": reason}
         if self._store is None:
             return {"status": "waiting"}
         return step_waits.encoded(self._store.waits())
 
-    def _stats(self, request: messages.StatsRequest, context: ClientContext) -> dict[str, Any]:
-        reason = messages.reason_to_refuse(request)
-        if reason:
-            return {"status": "refused", "reason": reason}
+    def _stats(self, request: StatsRequest, context: ClientContext) -> dict[str, Any]:
         if self._store is None:
             return {"status": "waiting"}
         return {"status": "stats", **rates.reading(self._store)}

@@ -13,9 +13,9 @@ from typing import Any
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.control import messages
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.errors import TfdistError
+from tfdist.ps import messages
 
 _log = logging.getLogger("tfdist.ps")
 
@@ -73,9 +73,7 @@ class StepWaits:
         return clients
 
     def _query(self, control: ControlClient, workers: int) -> list[int]:
-        request = messages.WaitsRequest(
-            protocol=messages.PROTOCOL, fingerprint=self._fingerprint, wait=0.0
-        )
+        request = messages.WaitsRequest(fingerprint=self._fingerprint, wait=0.0)
         answer = control.call(messages.WAITS, request, 0.0, patient=False)
         return decoded(answer, workers)
 

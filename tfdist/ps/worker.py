@@ -13,14 +13,15 @@ import tensorflow as tf
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.control import messages
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.signing import data_key
 from tfdist.control.waiting import LOG_INTERVAL, Wait
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
 from tfdist.ops.ps.client import ParameterClient
 from tfdist.ops.ps.server import ParameterServer
+from tfdist.preemption.messages import STOP, StopRequest
 from tfdist.preemption.stop_watch import StopWatch
+from tfdist.ps import messages
 from tfdist.ps.checkpoint import snapshot
 from tfdist.ps.config import PsConfig, fingerprint
 from tfdist.ps.epochs.client import EpochClient
@@ -127,8 +128,7 @@ class PsWorker:
           told: it is this worker.
           stops: the workers stop now because of it, so that the servers' work is not done.
         """
-        request = messages.StopRequest(
-            protocol=messages.PROTOCOL,
+        request = StopRequest(
             fingerprint=fingerprint(self.cluster),
             rank=self._rank,
             last_step=int(stops),
@@ -138,7 +138,7 @@ class PsWorker:
         )
         for server, control in enumerate(self._control):
             try:
-                control.call(messages.STOP, request, 0.0, patient=False)
+                control.call(STOP, request, 0.0, patient=False)
             except (UnreachableError, TfdistError) as error:
                 _log.warning(
                     "%s: %s does not know that the job stops: %s",
@@ -147,8 +147,8 @@ class PsWorker:
                     error,
                 )
 
-    def _call_stop_hub(self, request: messages.StopRequest) -> dict[str, Any]:
-        return self._control[0].call(messages.STOP, request, request.wait, patient=True)
+    def _call_stop_hub(self, request: StopRequest) -> dict[str, Any]:
+        return self._control[0].call(STOP, request, request.wait, patient=True)
 
     def checkpoint_every(self, seconds: float) -> None:
         """Begins to write a checkpoint every `seconds`, and a last one when this worker leaves.
@@ -307,7 +307,6 @@ class PsWorker:
 
     def _request(self, wait: float) -> messages.AttachRequest:
         return messages.AttachRequest(
-            protocol=messages.PROTOCOL,
             rank=self._rank,
             world_size=self.cluster.world_size,
             fingerprint=fingerprint(self.cluster),

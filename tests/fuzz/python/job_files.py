@@ -11,9 +11,9 @@ from pathlib import Path
 from altered_json import altered
 
 from tfdist.config.job_file import JobFile
-from tfdist.control.clock import Offset
 from tfdist.errors import ClusterConfigError
 from tfdist.observe import dumps
+from tfdist.observe.clock import Offset
 from tfdist.observe.timeline import parts
 
 

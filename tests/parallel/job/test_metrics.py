@@ -30,7 +30,7 @@ def scrape(port=None):
 
     Their keys are name and values of labels, in the order of the labels' names, but the task's.
     """
-    port = process.current._exporter.port if port is None else port
+    port = process.current._observers._exporter.port if port is None else port
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
         text = answer.read().decode()
     found = {}

@@ -23,8 +23,11 @@ from support.raw_data_peer import HEADER_BYTES, MAGIC, find_door, hello, introdu
 from support.training.known_gradient import ended_well, go_on, reach, train, weight_after
 from support.warm_python import interpreter
 from tfdist.config.cluster import Cluster
-from tfdist.control import messages
+from tfdist.control import encoding
 from tfdist.ps.config import PsConfig, fingerprint
+from tfdist.ps.epochs.messages import EPOCH
+from tfdist.ps.messages import ATTACH, CHECKPOINT, AttachRequest, CheckpointRequest
+from tfdist.ps.stats.messages import STATS, StatsRequest
 
 FRAME_HEADER = "<IBBHIIQQQQ"
 SHARED, OPEN, SET, OK = 5, 32, 37, 64
@@ -108,21 +111,19 @@ def test_a_job_of_tfdist_run_refuses_strangers(tmp_path):
             pids = {int(file.name.partition("-")[2]) for file in tmp_path.glob("task-*")}
             assert set() < listening_addresses(pids) <= LOOPBACK
             cluster = Cluster.from_tf_config(json.loads(job_file.read_text())["cluster"])
-            request = messages.AttachRequest(
-                messages.PROTOCOL, 0, 2, fingerprint(cluster), "x", PsConfig.make(2).text(), 1.0
-            )
+            request = AttachRequest(0, 2, fingerprint(cluster), "x", PsConfig.make(2).text(), 1.0)
             for method, body in (
-                (messages.ATTACH, messages.encode(request)),
-                (messages.STATS, messages.encode(messages.StatsRequest(messages.PROTOCOL, 1.0))),
+                (ATTACH, encoding.encode(request)),
+                (STATS, encoding.encode(StatsRequest(1.0))),
                 (
-                    messages.CHECKPOINT,
-                    messages.encode(messages.CheckpointRequest(fingerprint(cluster), "x", 1, 1.0)),
+                    CHECKPOINT,
+                    encoding.encode(CheckpointRequest(fingerprint(cluster), "x", 1, 1.0)),
                 ),
-                (messages.EPOCH, b"{}"),
+                (EPOCH, b"{}"),
             ):
                 with grpc.insecure_channel(cluster.ps[0]) as channel:
                     with pytest.raises(grpc.RpcError) as caught:
-                        channel.unary_unary(method)(body, timeout=10)
+                        channel.unary_unary(method.path)(body, timeout=10)
                 assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
                 assert "127.0.0.1" not in caught.value.details()
         finally:

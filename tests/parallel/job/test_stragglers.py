@@ -46,7 +46,7 @@ class Slow(keras.callbacks.Callback):
 
 def sample():
     """What this rank's own task tells, by the command's way."""
-    address = f"127.0.0.1:{process.current._exporter.port}"
+    address = f"127.0.0.1:{process.current._observers._exporter.port}"
     sampler = Sampler(Targets({address: address}, SECRET.encode()))
     try:
         return sampler.sample(events=10.0)

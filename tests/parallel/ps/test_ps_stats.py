@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,12 +14,11 @@ from support.ps_job import meet, on_job, served
 from support.table_job import Tables
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.control import messages
 from tfdist.control.client import ControlClient
 from tfdist.errors import AuthenticationError, ClusterConfigError
 from tfdist.job import process
 from tfdist.ps.config import PsConfig
-from tfdist.ps.stats import rates
+from tfdist.ps.stats import messages, rates
 from tfdist.ps.worker import PsWorker
 
 
@@ -48,10 +49,9 @@ def test_servers_tell_what_they_hold(ctx):
         with pytest.raises(AuthenticationError):
             rates.ask(control)
     with ControlOf(cluster, None) as control:
-        with pytest.raises(ClusterConfigError, match="the caller speaks control protocol"):
-            control.call(
-                messages.STATS, messages.StatsRequest(protocol=99, wait=1.0), 1.0, patient=False
-            )
+        later = dataclasses.replace(messages.STATISTICS, version=99).method(messages.StatsRequest)
+        with pytest.raises(ClusterConfigError, match="version 99 of the service Statistics"):
+            control.call(later, messages.StatsRequest(wait=1.0), 1.0, patient=False)
     member.leave()
 
 

@@ -12,8 +12,9 @@ import grpc
 import pytest
 
 from support.elastic.control_tasks import Background, clusters
-from tfdist.control import messages, server
+from tfdist.control import encoding, server
 from tfdist.control.server import ControlServer
+from tfdist.ps.stats import messages
 
 
 @contextlib.contextmanager
@@ -68,8 +69,8 @@ def test_calls_in_progress_end_with_a_server_that_stops_later(monkeypatch):
 
     control = ControlServer(cluster, None, {messages.STATS: handle})
     with grpc.insecure_channel(cluster.address) as channel:
-        body = messages.encode(messages.StatsRequest(messages.PROTOCOL, 10.0))
-        call = Background(channel.unary_unary(messages.STATS), body, timeout=20.0)
+        body = encoding.encode(messages.StatsRequest(10.0))
+        call = Background(channel.unary_unary(messages.STATS.path), body, timeout=20.0)
         assert began.wait(50.0)
         with busy(control):
             control.close()

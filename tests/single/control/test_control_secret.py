@@ -22,31 +22,34 @@ from support.elastic.control_tasks import (
     planes,
     settings,
 )
-from tfdist.control import held_calls, messages, signing
+from tfdist.control import callers, encoding, held_calls, pieces, signing
 from tfdist.control import server as control_server
 from tfdist.control.client import ControlClient
 from tfdist.control.held_calls import ClientContext
+from tfdist.control.service import CHALLENGE
 from tfdist.control.signing import Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 from tfdist.job import rendezvous
+from tfdist.job.messages import EXIT, JOIN, JoinRequest
 from tfdist.job.plane import ControlPlane
+from tfdist.ps.messages import ATTACH
+from tfdist.ps.stats.messages import STATS, StatsRequest
 
 SECRET = b"correct horse battery staple"
 
 
-def call(address: str, method: str, body: bytes, metadata=()) -> bytes:
+def call(address: str, path: str, body: bytes, metadata=()) -> bytes:
     """Calls a control server as an unauthenticated client."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        return channel.unary_unary(method)(body, timeout=10, metadata=metadata)
+        return channel.unary_unary(path)(body, timeout=10, metadata=metadata)
 
 
 def join_body(cluster, **changes) -> bytes:
     """A Join as worker 1 of a cluster of two would send it, but for `changes`."""
     fields = {
-        "protocol": messages.PROTOCOL,
         "rank": 1,
         "world_size": 2,
-        "fingerprint": messages.fingerprint(cluster.training_addresses),
+        "fingerprint": callers.fingerprint(cluster.training_addresses),
         "data_address": "6.6.6.6:666",
         "process": "p",
         "attempt": "a",
@@ -59,7 +62,6 @@ def join_body(cluster, **changes) -> bytes:
 def attach_body(**changes) -> bytes:
     """An Attach, as a worker sends to a parameter server."""
     fields = {
-        "protocol": messages.PROTOCOL,
         "rank": 0,
         "world_size": 2,
         "fingerprint": "",
@@ -130,7 +132,7 @@ def test_the_timeout_repeats_who_was_refused():
 
 
 def challenge_of(cluster) -> str:
-    return json.loads(call(cluster.address, messages.CHALLENGE, b""))["challenge"]
+    return json.loads(call(cluster.address, CHALLENGE, b""))["challenge"]
 
 
 def refused(cluster, method: str, body: bytes, metadata) -> str:
@@ -144,7 +146,7 @@ def refused(cluster, method: str, body: bytes, metadata) -> str:
 def test_no_answer_without_the_secret():
     with undisturbed(SECRET) as cluster:
         for signer in (Signer(None), Signer(b"a guess that fails")):
-            for method in (messages.JOIN, messages.EXIT):
+            for method in (JOIN.path, EXIT.path):
                 body = join_body(cluster)
                 refused(
                     cluster, method, body, signer.sign_request(method, challenge_of(cluster), body)
@@ -155,13 +157,13 @@ def test_a_signature_does_not_fit_another_body_method_challenge_or_nonce():
     with undisturbed(SECRET) as cluster:
         body = join_body(cluster)
         challenge = challenge_of(cluster)
-        metadata = Signer(SECRET).sign_request(messages.JOIN, challenge, body)
+        metadata = Signer(SECRET).sign_request(JOIN.path, challenge, body)
         values = dict(metadata)
         forged = [
-            (messages.JOIN, join_body(cluster, data_address="6.6.6.6:667"), metadata),
-            (messages.EXIT, body, metadata),
+            (JOIN.path, join_body(cluster, data_address="6.6.6.6:667"), metadata),
+            (EXIT.path, body, metadata),
             *(
-                (messages.JOIN, body, tuple((values | changed).items()))
+                (JOIN.path, body, tuple((values | changed).items()))
                 for changed in (
                     {"tfdist-nonce": "0" * 32},
                     {"tfdist-nonce": "x"},
@@ -171,7 +173,7 @@ def test_a_signature_does_not_fit_another_body_method_challenge_or_nonce():
                 )
             ),
             *(
-                (messages.JOIN, body, tuple(pair for pair in metadata if pair[0] != left_out))
+                (JOIN.path, body, tuple(pair for pair in metadata if pair[0] != left_out))
                 for left_out in values
             ),
         ]
@@ -182,13 +184,11 @@ def test_a_signature_does_not_fit_another_body_method_challenge_or_nonce():
 def test_a_recorded_request_is_worth_nothing():
     """Sent again, to the same task or to one of another job, it is refused."""
     with undisturbed(SECRET) as cluster, undisturbed(SECRET) as another:
-        body = json.dumps({"protocol": messages.PROTOCOL, "wait": 0.0}).encode()
-        metadata = Signer(SECRET).sign_request(messages.STATS, challenge_of(cluster), body)
-        assert (
-            json.loads(call(cluster.address, messages.STATS, body, metadata))["status"] == "refused"
-        )
+        body = json.dumps({"wait": 0.0}).encode()
+        metadata = Signer(SECRET).sign_request(STATS.path, challenge_of(cluster), body)
+        assert json.loads(call(cluster.address, STATS.path, body, metadata))["status"] == "refused"
         for where, why in ((cluster, "another call, or more than"), (another, "another task, or")):
-            assert why in refused(where, messages.STATS, body, metadata)
+            assert why in refused(where, STATS.path, body, metadata)
 
 
 def test_challenges_expire(monkeypatch):
@@ -219,10 +219,12 @@ def test_an_answer_brings_the_next_challenge(monkeypatch):
         monkeypatch.setattr(client, "_new_challenge", count)
 
         def talk():
-            with pytest.raises(ClusterConfigError, match="not a parameter server"):
-                client.call(messages.STATS, request, 0.0, patient=False)
+            with pytest.raises(
+                ClusterConfigError, match="has no service Statistics; expected a parameter server"
+            ):
+                client.call(STATS, request, 0.0, patient=False)
 
-        request = messages.StatsRequest(messages.PROTOCOL, 0.0)
+        request = StatsRequest(0.0)
         for _ in range(3):
             talk()
         assert len(asked) == 1
@@ -252,32 +254,32 @@ def test_the_data_key_is_derived():
 
 
 def test_an_answer_without_proof_of_the_secret_is_not_believed():
-    reply = messages.encode({"status": "complete"})
+    reply = encoding.encode({"status": "complete"})
     signer = Signer(SECRET)
-    request = signer.sign_request(messages.JOIN, signer.new_challenge(), b"{}")
-    good = signer.sign_answer(messages.JOIN, request, reply)
-    assert signer.problem_with_answer(messages.JOIN, request, good, reply) is None
-    assert "no proof" in signer.problem_with_answer(messages.JOIN, request, (), reply)
-    other = signer.sign_request(messages.JOIN, signer.new_challenge(), b"{}")
+    request = signer.sign_request(JOIN.path, signer.new_challenge(), b"{}")
+    good = signer.sign_answer(JOIN.path, request, reply)
+    assert signer.problem_with_answer(JOIN.path, request, good, reply) is None
+    assert "no proof" in signer.problem_with_answer(JOIN.path, request, (), reply)
+    other = signer.sign_request(JOIN.path, signer.new_challenge(), b"{}")
     for method, said, body in (
-        (messages.EXIT, request, reply),
-        (messages.JOIN, other, reply),
-        (messages.JOIN, request, reply + b" "),
+        (EXIT.path, request, reply),
+        (JOIN.path, other, reply),
+        (JOIN.path, request, reply + b" "),
     ):
         assert "different" in signer.problem_with_answer(method, said, good, body)
     # The request's own signature sent back is no answer.
-    assert signer.problem_with_answer(messages.JOIN, request, request, b"{}") is not None
+    assert signer.problem_with_answer(JOIN.path, request, request, b"{}") is not None
 
 
 def test_a_stranger_learns_neither_addresses_nor_names():
     """One that knows host and port alone, of a job without a secret."""
     with undisturbed() as cluster:
         for method, body in (
-            (messages.JOIN, join_body(cluster, fingerprint="0" * 16)),
-            (messages.ATTACH, attach_body(fingerprint="0" * 16)),
-            (messages.STATS, json.dumps({"protocol": messages.PROTOCOL, "wait": 0.0}).encode()),
+            (JOIN, join_body(cluster, fingerprint="0" * 16)),
+            (ATTACH, attach_body(fingerprint="0" * 16)),
+            (STATS, json.dumps({"wait": 0.0}).encode()),
         ):
-            answer = call(cluster.address, method, body).decode()
+            answer = call(cluster.address, method.path, body).decode()
             assert json.loads(answer)["status"] == "refused"
             assert "127.0.0.1" not in answer and "worker" not in answer, answer
 
@@ -289,25 +291,30 @@ def test_a_stranger_learns_neither_addresses_nor_names():
         (b"\xff\xfe\x00garbage", "expected a JSON object"),
         (b"[" * 60_000, "expected a JSON object"),
         (b"[1]", "expected a JSON object, received list"),
-        (b"{}", "Join: expected protocol to be int, received None"),
+        (b"{}", "Join: expected rank to be int, received None"),
         ({"rank": "1"}, "Join: expected rank to be int, received '1'"),
         ({"rank": True}, "Join: expected rank to be int, received True"),
         ({"wait": None}, "Join: expected wait to be float, received None"),
         ({"final": 1}, "Join: expected final to be bool, received 1"),
         ({"data_address": ["a:1"]}, "Join: expected data_address to be str"),
         ({"wait": float("nan")}, "Join: expected wait to be a finite number, received nan"),
-        ({"wait": -float("inf")}, "Join: expected wait to be a finite number, received -inf"),
+        (
+            {"wait": -float("inf")},
+            "Join: expected wait to be a finite number, received -inf",
+        ),
         ({"wait": 10**400}, "Join: expected wait to be a finite number, received 1000"),
         ({"process": "\ud800"}, "bytes with half of a surrogate pair"),
         ({"another field": {"\udc00": 1}}, "bytes with half of a surrogate pair"),
-        (b'{"process": "\xed\xa0\x80"}', "bytes with half of a surrogate pair"),
+        (b'{"process": "\xed\xa0\x80"}', "bytes of no JSON"),
+        ({"process": {"": 1}}, "expected a JSON object and the bytes that it announces"),
+        (b'{"wait": 1.0}\0bytes', "expected a JSON object and the bytes that it announces"),
     ],
 )
 def test_malformed_messages_are_refused(body, detail):
     with undisturbed() as cluster:
         text = join_body(cluster, **body) if isinstance(body, dict) else body
         with pytest.raises(grpc.RpcError) as caught:
-            call(cluster.address, messages.JOIN, text)
+            call(cluster.address, JOIN.path, text)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert detail in caught.value.details()
 
@@ -315,7 +322,6 @@ def test_malformed_messages_are_refused(body, detail):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"protocol": 999}, f"control protocol 999, this task {messages.PROTOCOL}"),
         ({"world_size": 7}, "the caller counts 7 training tasks, this task counts 2"),
         ({"fingerprint": "x"}, "the caller has another cluster than this task"),
         ({"rank": 2}, r"the caller says rank 2, expected a rank in \[0, 2\)"),
@@ -330,15 +336,67 @@ def test_malformed_messages_are_refused(body, detail):
 )
 def test_well_formed_nonsense_is_refused(changes, reason):
     with undisturbed() as cluster:
-        answer = json.loads(call(cluster.address, messages.JOIN, join_body(cluster, **changes)))
+        answer = json.loads(call(cluster.address, JOIN.path, join_body(cluster, **changes)))
         assert answer["status"] == "refused" and re.search(reason, answer["reason"])
+
+
+@pytest.mark.parametrize("body", [b"{}", b"no JSON", None])
+def test_a_caller_of_another_version_is_refused_whatever_it_sends(body):
+    with undisturbed() as cluster:
+        path = JOIN.path.replace(".1/", ".7/")
+        answer = json.loads(call(cluster.address, path, body or join_body(cluster)))
+        assert answer == {
+            "status": "refused",
+            "reason": "the caller has version 7 of the service Rendezvous, this task version 1: "
+            "expected the same tfdist version on every task",
+        }
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+@pytest.mark.parametrize("path", ["/tfdist.Control/Join", "/tfdist.Control/Challenge"])
+def test_a_release_before_services_had_versions_is_refused(path, secret):
+    with undisturbed(secret) as cluster:
+        with pytest.raises(grpc.RpcError) as caught:
+            call(cluster.address, path, b"" if "Challenge" in path else join_body(cluster))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details() == (
+            "the caller has version 0 of the service Control, this task version 1: expected the "
+            "same tfdist version on every task"
+        )
+
+
+@pytest.mark.parametrize("path", ["/tfdist.Nothing.1/Join", "/tfdist.Rendezvous.1/Nothing"])
+def test_a_service_or_method_that_a_task_has_not_is_refused(path):
+    with undisturbed() as cluster:
+        for fingerprint, who in (
+            ("x", "this task has"),
+            (
+                callers.fingerprint(cluster.training_addresses),
+                f"this is worker 0 at {cluster.address}, which has",
+            ),
+        ):
+            body = join_body(cluster, fingerprint=fingerprint)
+            answer = json.loads(call(cluster.address, path, body))
+            assert answer["status"] == "refused"
+            if "Rendezvous" not in path:
+                assert answer["reason"].startswith(f"{who} no service ")
+
+
+@pytest.mark.parametrize(
+    "path", ["/x/y", "/tfdist.Rendezvous/Join/x", "/tfdist.Ren-dezvous.1/Join"]
+)
+def test_other_paths_are_unknown(path):
+    with undisturbed() as cluster:
+        with pytest.raises(grpc.RpcError) as caught:
+            call(cluster.address, path, b"{}")
+        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize("wait", [1e300, 10**300, -1.0])
 def test_a_caller_cannot_hold_a_call_forever(wait, monkeypatch):
     monkeypatch.setattr(held_calls, "_MAX_WAIT", 0.1)
     cluster = clusters(2)[0]
-    join = messages.decode(messages.JoinRequest, join_body(cluster, wait=wait))
+    join = encoding.decode(JoinRequest, join_body(cluster, wait=wait))
     call = Background(rendezvous.Rendezvous(cluster).join, join, ClientContext())
     assert call.result() == {"status": "waiting", "missing": [0]}
 
@@ -346,7 +404,7 @@ def test_a_caller_cannot_hold_a_call_forever(wait, monkeypatch):
 def test_a_message_too_large_is_refused():
     with undisturbed() as cluster:
         with pytest.raises(grpc.RpcError) as caught:
-            call(cluster.address, messages.JOIN, b" " * (messages.MAX_REQUEST_BYTES + 1))
+            call(cluster.address, JOIN.path, b" " * (pieces.MAX_REQUEST_BYTES + 1))
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -370,7 +428,7 @@ def half_open_call(path: str, stream: int) -> bytes:
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 
 
-@pytest.mark.parametrize("method", [messages.CHALLENGE, messages.JOIN])
+@pytest.mark.parametrize("method", [CHALLENGE, JOIN.path])
 def test_calls_that_are_never_completed_do_not_block_others(method, monkeypatch):
     monkeypatch.setattr(control_server, "_BODY_TIMEOUT", 1.0)
     with contextlib.ExitStack() as strangers:

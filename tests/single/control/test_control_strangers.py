@@ -14,17 +14,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import grpc
 import pytest
 
 from support import raw_http2
 from support.elastic.control_tasks import Background, LogWatch, clusters, data_address, planes
 from support.tiers import rounds
 from tfdist.config.cluster import Cluster
-from tfdist.control import connections, messages, refusals
+from tfdist.control import callers, connections, encoding, refusals
 from tfdist.control.client import ControlClient, UnreachableError
+from tfdist.control.pieces import MAX_LONG_BYTES, PIECE, PIECE_BYTES, PieceRequest
 from tfdist.control.server import ControlServer
+from tfdist.control.service import CHALLENGE
+from tfdist.data.queue.messages import TASK_OPEN
 from tfdist.errors import AuthenticationError
+from tfdist.job import messages
 from tfdist.launch.ports import free_ports
+from tfdist.observe.clock import CLOCK, ClockRequest
 
 SECRET = b"correct horse battery staple"
 MOST = 256
@@ -37,10 +43,12 @@ import resource
 import sys
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
+from tfdist.data.queue.master import TaskMaster
 from tfdist.job.plane import ControlPlane
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(int(sys.argv[1]), hard), hard))
-with ControlPlane(Cluster(workers=tuple(sys.argv[2:])), Settings.from_environment()):
+cluster = Cluster(workers=tuple(sys.argv[2:]))
+with ControlPlane(cluster, Settings.from_environment(), TaskMaster(cluster).handlers):
     print("listening", flush=True)
     sys.stdin.read()
 """
@@ -66,11 +74,11 @@ class Task:
         """Returns once an honest caller has an answer; it may be thrown out, or wait in between."""
         deadline = time.monotonic() + 3 * TIMEOUT
         client = ControlClient(self.cluster, self._secret, self.address, "worker 0")
-        request = messages.ClockRequest(messages.PROTOCOL, TIMEOUT)
+        request = ClockRequest(TIMEOUT)
         with contextlib.closing(client):
             while True:
                 try:
-                    client.call(messages.CLOCK, request, TIMEOUT, patient=True)
+                    client.call(CLOCK, request, TIMEOUT, patient=True)
                     return
                 except UnreachableError:
                     if time.monotonic() > deadline:
@@ -137,7 +145,7 @@ def test_half_calls_cost_little_memory(secret):
         rank_0.answers()
         before = rank_0.megabytes()
         calls = [
-            raw_http2.HalfCalls(rank_0.address, messages.JOIN, streams=64, size=65_000)
+            raw_http2.HalfCalls(rank_0.address, messages.JOIN.path, streams=64, size=65_000)
             for _ in range(150)
         ]
         strangers += [call.socket for call in calls]
@@ -230,7 +238,7 @@ def test_a_job_begins_while_strangers_come_and_stay():
 
         def come() -> None:
             while not ended.is_set():
-                half = raw_http2.PREFACE + raw_http2.call(messages.JOIN, 1)
+                half = raw_http2.PREFACE + raw_http2.call(messages.JOIN.path, 1)
                 strangers.append(raw_http2.connect(members[0].address, half))
                 for old in strangers[:-600]:
                     if old is not None:
@@ -287,7 +295,7 @@ def test_connections_of_other_listeners_are_left_alone():
 
 def attacks() -> list[bytes]:
     """Returns what strangers say to a control port, of all kinds."""
-    path, frame = messages.JOIN, raw_http2.frame
+    path, frame = messages.JOIN.path, raw_http2.frame
     fields = raw_http2.field(b":method", b"POST")
     streams = range(1, 400, 2)
     given_up = [
@@ -295,7 +303,7 @@ def attacks() -> list[bytes]:
     ]
     large = [(b"x%d" % i, b"x" * 7000) for i in range(2)]
     more = frame(raw_http2.CONTINUATION, 1, raw_http2.field(b"x", b"x" * 16_000))
-    question = [raw_http2.complete_call(messages.CHALLENGE, i, b"") for i in streams[:8]]
+    question = [raw_http2.complete_call(CHALLENGE, i, b"") for i in streams[:8]]
     return [
         b"",
         raw_http2.PREFACE,
@@ -333,14 +341,14 @@ def test_attacks_of_all_kinds():
 
 def refused_body(number: int) -> bytes:
     """A request that is refused in words of its own."""
-    return json.dumps({"protocol": f"stranger {number}"}).encode()
+    return json.dumps({"rank": f"stranger {number}"}).encode()
 
 
 def calls_of_strangers(address: str, count: int, source: str = "127.0.0.2") -> None:
     """Makes calls that are refused, each for another reason."""
     for begin in range(0, count, 8):
         content = raw_http2.PREFACE + b"".join(
-            raw_http2.complete_call(messages.JOIN, 2 * i + 1, refused_body(begin + i))
+            raw_http2.complete_call(messages.JOIN.path, 2 * i + 1, refused_body(begin + i))
             for i in range(8)
         )
         stranger = raw_http2.connect(address, content, source)
@@ -388,7 +396,7 @@ def test_answers_that_nobody_takes_fill_no_log(monkeypatch):
     cluster = clusters(2)[0]
     try:
         with contextlib.closing(ControlServer(cluster, SECRET, {})):
-            content = raw_http2.DEAF_PREFACE + raw_http2.complete_call(messages.CHALLENGE, 1, b"")
+            content = raw_http2.DEAF_PREFACE + raw_http2.complete_call(CHALLENGE, 1, b"")
             strangers = [raw_http2.connect(cluster.address, content) for _ in range(5)]
             wait_until(lambda: all(map(has_answered, strangers)), "the servers' settings")
             for stranger in strangers:
@@ -419,3 +427,59 @@ def has_answered(stranger: socket.socket) -> bool:
 )
 def test_callers_as_grpc_names_them(text, peer):
     assert connections.peer_of(text) == peer
+
+
+def long_request(address: str, fingerprint: str, length: int, number: int) -> Iterator[str]:
+    """Sends pieces of a request of lists on a connection of its own; yields their statuses."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        send = channel.unary_unary(PIECE.path)
+        first, content = b'{"a":[', b"[],{}," * (PIECE_BYTES // 6)
+        for offset in range(0, length, len(content)):
+            part, path = content[: min(len(content), length - offset)], TASK_OPEN.path
+            part = part if offset else first + part[len(first) :]
+            piece = PieceRequest(fingerprint, str(number), path, offset, MAX_LONG_BYTES, part)
+            try:
+                yield json.loads(send(encoding.encode(piece), timeout=TIMEOUT))["status"]
+            except grpc.RpcError as error:
+                yield error.code().name
+
+
+def test_long_requests_cost_a_bounded_memory() -> None:
+    """Of callers that know all addresses: incomplete ones, and many small values."""
+    with task(None) as rank_0:
+        rank_0.answers()
+        before = rank_0.megabytes()
+        known = callers.fingerprint(rank_0.cluster.training_addresses)
+        attacks = [
+            long_request(rank_0.address, known, MAX_LONG_BYTES - 1, number) for number in range(20)
+        ]
+        told: set[str] = set()
+        for attack in attacks:
+            for status in attack:
+                told.add(status)
+                if status != "received":
+                    break
+        assert told == {"received", "refused"}
+        assert rank_0.megabytes() < before + 48 + 2 * 12 + 40  # the attackers have 240
+        rank_0.answers()
+    with task(None) as rank_0:
+        rank_0.answers()
+        before = rank_0.megabytes()
+        known = callers.fingerprint(rank_0.cluster.training_addresses)
+        for number in range(4):
+            *_, last = long_request(rank_0.address, known, MAX_LONG_BYTES, number)
+            assert last == "INVALID_ARGUMENT"
+        assert rank_0.megabytes() < before + 100
+        rank_0.answers()
+
+
+def test_long_requests_of_strangers_cost_nothing() -> None:
+    with task(None) as rank_0:
+        rank_0.answers()
+        before = rank_0.megabytes()
+        for number in range(50):
+            told = set(long_request(rank_0.address, "f" * 16, 1 << 20, number))
+            assert told == {"refused"}
+        assert rank_0.megabytes() < before + 20
+        rank_0.answers()

@@ -8,11 +8,12 @@ import grpc
 import pytest
 
 from support.elastic.control_tasks import clusters
-from tfdist.control import messages, server
+from tfdist.control import encoding, server
 from tfdist.control.server import ControlServer
+from tfdist.ps.stats import messages
 
 LARGE = 1 << 20
-BODY = messages.encode(messages.StatsRequest(messages.PROTOCOL, 10.0))
+BODY = encoding.encode(messages.StatsRequest(10.0))
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def address():
 
 def ask(channel):
     """Begins a call; its answer is read if it is iterated over."""
-    return channel.unary_stream(messages.STATS)(BODY, timeout=50.0)
+    return channel.unary_stream(messages.STATS.path)(BODY, timeout=50.0)
 
 
 def test_answers_that_nobody_reads_are_bounded(monkeypatch, address):

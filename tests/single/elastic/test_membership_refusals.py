@@ -17,8 +17,8 @@ from support.elastic.control_tasks import Background, LogWatch
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
-from tfdist.control import messages
 from tfdist.elastic import membership
+from tfdist.elastic.protocol import messages
 from tfdist.errors import AuthenticationError, ClusterConfigError
 from tfdist.job.plane import ControlPlane
 
@@ -170,7 +170,9 @@ def test_an_elastic_task_beside_those_of_fixed_size():
         known = addresses(2)
         with ControlPlane(Cluster(workers=tuple(known)), Settings()):
             processes.append(Process(known, 1, Elastic()))
-            with pytest.raises(ClusterConfigError, match="not of an elastic job; expected TFDIST"):
+            with pytest.raises(
+                ClusterConfigError, match="no service Elastic; expected TFDIST_ELASTIC"
+            ):
                 processes[0].membership.begin()
 
 
@@ -180,15 +182,14 @@ def test_messages_that_make_no_sense():
         client = processes[1].probes
         fields = dict(vars(processes[1].membership._peers.form_request(0.0)))
         for changes, message in (
-            ({"protocol": 1}, "speaks control protocol 1"),
             ({"process": ""}, "expected a process to be 1 to 64 characters"),
             ({"name": "a\nb"}, "expected a task's name"),
             ({"address": "nowhere"}, "worker 1: it has no port"),
-            ({"dead": "{}"}, "expected a list of processes"),
-            ({"dead": "[1]"}, "expected a list of processes"),
+            ({"dead": {}}, r"expected dead to be list\[str\]"),
+            ({"dead": [1]}, r"expected dead\[0\] to be str"),
             ({"address": "a" * 60_000 + ":1"}, "it has more than 300 characters"),
             ({"proof": "a guess"}, "means another process, or is none of this job"),
-            ({"description": "1"}, "expected a JSON object"),
+            ({"description": [1]}, r"expected description to be dict\[str, str\]"),
         ):
             request = messages.ElasticFormRequest(**{**fields, **changes})
             with pytest.raises(ClusterConfigError, match=message):
@@ -214,7 +215,7 @@ def test_impostors_who_know_the_secret():
         # Of a generation that is over, or of none.
         fields = {"mark": "salt", "data_address": "127.0.0.1:1", "nonce": "", "proof": ""}
         fields |= {"process": me.process, "description": me._state.description, "wait": 0.0}
-        request = messages.ElasticAddressRequest(messages.PROTOCOL, **fields)
+        request = messages.ElasticAddressRequest(**fields)
         answer = client.call_member(me.world.members[0], messages.ELASTIC_ADDRESS, request)
         assert answer["status"] == "again"
         assert not processes[0].membership.newcomers_wait()

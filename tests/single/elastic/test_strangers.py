@@ -31,8 +31,8 @@ from single.elastic.elastic_members import (
 from support.elastic.control_tasks import Background, LogWatch
 from support.elastic.strangers import STRANGER, call, flood, form, leave, made_up, probe, proof
 from tfdist.config.elastic import Elastic
-from tfdist.control import messages
-from tfdist.elastic.protocol import proofs
+from tfdist.control import callers
+from tfdist.elastic.protocol import messages, proofs
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError
 
 SECRET = b"correct horse battery staple"
@@ -41,7 +41,7 @@ LIMITS = Elastic(1, 4, 2)
 
 def agreed(process: Process) -> dict:
     """The description that a member has, and true newcomers send."""
-    return json.loads(process.membership._state.description)
+    return process.membership._state.description
 
 
 def test_strangers_read_no_address_id_or_key():
@@ -62,7 +62,7 @@ def test_strangers_read_no_address_id_or_key():
                         messages.ELASTIC_FOUND,
                         **founder,
                         fingerprint="",
-                        description="{}",
+                        description={},
                         start=start,
                     )
                 )
@@ -106,7 +106,7 @@ def test_a_made_up_newcomer_is_never_a_member():
         calls = []
         for number, (place, holds_state) in enumerate(newcomers):
             fields = {"process": f"{number:032x}", "address": place, "holds_state": holds_state}
-            claims = {"highest": 2**40, "dead": json.dumps([STRANGER])}
+            claims = {"highest": 2**40, "dead": [STRANGER]}
             for process in processes:
                 body = (process.address, agreed(process))
                 calls.append(Background(form, *body, **fields, **claims, wait=9.0))
@@ -166,7 +166,7 @@ def test_a_member_that_was_given_other_addresses_is_no_stranger_to_the_port():
         founded(processes, 2, LIMITS)
         first, other = (process.membership for process in processes)
         request = other._peers.form_request(0.0)
-        request = dataclasses.replace(request, fingerprint=messages.fingerprint(()))
+        request = dataclasses.replace(request, fingerprint=callers.fingerprint(()))
         assert first._server is not None
         assert not first._server._is_of_the_job(request)
         assert not first._server._is_of_the_job(proofs.prove(request, STRANGER))
@@ -320,14 +320,14 @@ def test_a_squatter_at_a_dead_member_s_port_is_not_believed():
         known = founded(processes, 3)
         processes[0].crash()
         answers = {"status": "refused", "reason": "go away", "proof": "f" * 64}
-        methods = {
-            method.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(
-                lambda body, context: json.dumps(answers).encode()
-            )
-            for method in messages.OF_ELASTIC
-        }
-        handler = grpc.method_handlers_generic_handler(messages.SERVICE, methods)
-        server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[handler])
+
+        class Squatter(grpc.GenericRpcHandler):
+            def service(self, details):
+                return grpc.unary_unary_rpc_method_handler(
+                    lambda body, context: json.dumps(answers).encode()
+                )
+
+        server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[Squatter()])
         assert server.add_insecure_port(known[0]) == int(known[0].rpartition(":")[2])
         server.start()
         try:

@@ -10,10 +10,9 @@ import pytest
 from tfdist.config.cluster import Cluster
 from tfdist.config.environments.launched import HostExchange
 from tfdist.config.settings import Settings
-from tfdist.control import messages
 from tfdist.control.held_calls import ClientContext
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
-from tfdist.job import address_exchange
+from tfdist.job import address_exchange, messages
 from tfdist.job.address_exchange import AddressBook, addresses_of
 from tfdist.launch.ports import free_ports
 
@@ -32,7 +31,6 @@ def exchange_of(size: int, servers: int = 0) -> list[HostExchange]:
 
 def request(exchange: HostExchange, rank: int = 1, **changed) -> messages.AddressRequest:
     fields = {
-        "protocol": messages.PROTOCOL,
         "rank": rank,
         "world_size": exchange.size,
         "servers": exchange.servers,
@@ -101,7 +99,6 @@ def test_a_broken_connection_ends_the_wait():
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"protocol": 1}, "expected the same tfdist version"),
         ({"rank": 3}, "expected a rank in"),
         ({"rank": -1}, "expected a rank in"),
         ({"rank": 0}, "rank 0, which this task is"),

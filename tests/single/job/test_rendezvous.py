@@ -23,14 +23,17 @@ from support.elastic.control_tasks import (
 from support.patience import wait_until
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.control import client, messages, server
+from tfdist.control import client, server
 from tfdist.errors import (
     AddressInUseError,
     ClusterConfigError,
     RendezvousTimeoutError,
     TfdistError,
 )
+from tfdist.job import messages
 from tfdist.job.plane import ControlPlane
+from tfdist.observe import clock
+from tfdist.observe.clock import CLOCK, ClockRequest
 
 
 @pytest.fixture(name="log")
@@ -202,7 +205,8 @@ def test_an_address_that_is_not_rank_0s_is_recognised():
     swapped = Cluster(workers=tuple(members[0].workers[i] for i in (1, 0, 2)), task_index=2)
     with planes([members[1], swapped]) as (_, two):
         with pytest.raises(
-            ClusterConfigError, match="called worker 0 at .*this task is not rank 0 of its job"
+            ClusterConfigError,
+            match="called worker 0 at .*this task has no service Rendezvous; expected rank 0 of i",
         ):
             two.rendezvous(data_address(2))
 
@@ -263,36 +267,32 @@ def test_bad_arguments_and_use_after_close():
 
 def test_a_patient_call_waits_for_a_server_that_starts_later():
     (cluster,) = clusters(1)
-    request = messages.ClockRequest(protocol=messages.PROTOCOL, wait=0.0)
+    request = ClockRequest(wait=0.0)
     connection = client.ControlClient(cluster, None, cluster.address, "worker 0")
     with pytest.raises(client.UnreachableError):
-        connection.call(messages.CLOCK, request, 0.0, patient=False)
-    call = Background(connection.call, messages.CLOCK, request, 20.0, patient=True)
+        connection.call(CLOCK, request, 0.0, patient=False)
+    call = Background(connection.call, CLOCK, request, 20.0, patient=True)
     time.sleep(0.5)
-    with contextlib.closing(server.ControlServer(cluster, None, {})):
+    with contextlib.closing(server.ControlServer(cluster, None, clock.HANDLERS)):
         assert call.result(30)["status"] == "clock"
     connection.close()
 
 
 def test_a_request_that_is_too_large_is_not_sent():
-    """gRPC's server would answer it late, and calls on the same connection would wait for that."""
     (cluster,) = clusters(1)
     with (
-        contextlib.closing(server.ControlServer(cluster, None, {})),
+        contextlib.closing(server.ControlServer(cluster, None, clock.HANDLERS)),
         contextlib.closing(
             client.ControlClient(cluster, None, cluster.address, "worker 0")
         ) as connection,
     ):
-        question = messages.ClockRequest(protocol=messages.PROTOCOL, wait=20.0)
-        connection.call(messages.CLOCK, question, 20.0, patient=False)
-        request = messages.ElasticLeaveRequest(messages.PROTOCOL, "x" * 70_000, wait=20.0)
-        for _ in range(20):
-            with pytest.raises(
-                TfdistError, match="ElasticLeave .* 65,536 bytes, has 70,"
-            ) as raised:
-                connection.call(messages.ELASTIC_LEAVE, request, 20.0, patient=True)
-            assert not isinstance(raised.value, ClusterConfigError)  # of the other task
-        connection.call(messages.CLOCK, question, 20.0, patient=False)
+        question = ClockRequest(wait=20.0)
+        connection.call(CLOCK, question, 20.0, patient=False)
+        request = messages.ExitRequest(0, "x" * 70_000, 1, wait=20.0, abandon=False)
+        with pytest.raises(TfdistError, match="Exit request .* 65,536 bytes, has 70,") as raised:
+            connection.call(messages.EXIT, request, 20.0, patient=True)
+        assert not isinstance(raised.value, ClusterConfigError)  # of the other task
+        connection.call(CLOCK, question, 20.0, patient=False)
 
 
 def test_a_silent_connection_is_kept(monkeypatch):

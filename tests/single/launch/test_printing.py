@@ -16,13 +16,13 @@ from single.launch.fake_ssh import make_fake_ssh
 from support.launching import Launcher
 from tfdist.cli.main import main
 from tfdist.config.printing import printable, printable_line, without_colours
-from tfdist.control import messages
 from tfdist.control.client import UnreachableError
-from tfdist.control.observer import Observer
+from tfdist.data.queue import messages
 from tfdist.errors import TfdistError
 from tfdist.observe.dumps import Dump
 from tfdist.observe.live.records import JobActivity, Queue, TaskActivity
 from tfdist.observe.live.table import describe
+from tfdist.observe.observer import Observer
 
 # Sets the title; C1's CSI; DEL; from right to left; two further ends of a line; half a pair.
 HOSTILE = "\x1b]0;owned\x07 \x9b31m \x7f \u202e \u2066 \u2028 \u2029 \ud800 \r\n\tfake: line"
@@ -204,7 +204,7 @@ def test_refusals_of_other_tasks(answer):
     with refusing(answer) as address:
         client = Observer("tfdist tasks").client(None, address, "the task")
         try:
-            request = messages.TaskStatusRequest(messages.PROTOCOL, 1.0)
+            request = messages.TaskStatusRequest(1.0)
             with pytest.raises((TfdistError, UnreachableError)) as error:
                 client.call(messages.TASK_STATUS, request, 1.0, patient=False)
         finally:

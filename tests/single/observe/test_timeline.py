@@ -10,7 +10,7 @@ from base64 import b64encode
 import pytest
 
 from support.trace_format import Timeline, end_of, problems
-from tfdist.control.clock import Offset
+from tfdist.observe.clock import Offset
 from tfdist.observe.timeline import parts
 from tfdist.observe.timeline.alignment import align
 from tfdist.observe.timeline.merge import merge, merge_after_last

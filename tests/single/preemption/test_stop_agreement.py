@@ -11,9 +11,9 @@ import pytest
 from support import tiers
 from support.elastic.control_tasks import Background
 from support.patience import wait_until
-from tfdist.control import messages
 from tfdist.control.client import UnreachableError
 from tfdist.control.held_calls import ClientContext
+from tfdist.preemption import messages
 from tfdist.preemption.stop_board import StopBoard
 from tfdist.preemption.stop_watch import StopWatch
 
@@ -142,7 +142,6 @@ def test_a_worker_that_was_started_again_does_not_wait_for_the_others_count():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"protocol": 1}, "speaks control protocol 1"),
         ({"fingerprint": "another"}, "another cluster"),
         ({"rank": 2}, "the caller says rank 2, expected a rank in"),
         ({"rank": -1}, "the caller says rank -1"),
@@ -151,7 +150,6 @@ def test_a_worker_that_was_started_again_does_not_wait_for_the_others_count():
 )
 def test_bad_requests_are_refused(changes, reason):
     fields = {
-        "protocol": messages.PROTOCOL,
         "fingerprint": FINGERPRINT,
         "rank": 0,
         "last_step": 5,
@@ -171,7 +169,7 @@ def test_a_worker_that_only_stops_with_another_one_was_not_told():
 
     def answer(**fields):
         unset = {"last_step": 1, "stored": 0, "wait": 0.0}
-        request = {"protocol": messages.PROTOCOL, "fingerprint": FINGERPRINT} | unset | fields
+        request = {"fingerprint": FINGERPRINT} | unset | fields
         return board.answer(messages.StopRequest(**request), ClientContext())
 
     assert answer(rank=0, noticed=False)["told"] == -1

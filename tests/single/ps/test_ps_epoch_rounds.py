@@ -9,11 +9,10 @@ from concurrent import futures
 import numpy as np
 import pytest
 
-from tfdist.control import messages
 from tfdist.control.held_calls import ClientContext
 from tfdist.ps import step_waits
-from tfdist.ps.epochs import metric_states
-from tfdist.ps.epochs.metric_states import MetricStates, StateError
+from tfdist.ps.epochs import messages, metric_states
+from tfdist.ps.epochs.metric_states import Field, MetricStates, StateError
 from tfdist.ps.epochs.rounds import END, TRAINING, VALIDATION, EpochRounds, Key
 from tfdist.ps.epochs.service import EpochService
 
@@ -288,7 +287,8 @@ def test_states_are_merged_as_they_declare():
         "first": lambda parts: parts[0],
     }.items():
         states = [MetricStates.of(each, [aggregation] * 3) for each in arrays]
-        states = [metric_states.parse(s.description(), s.encoded()) for s in states]
+        for each in states:
+            each.check()
         merged = metric_states.merge(states).arrays()
         for found, parts in zip(merged, zip(*arrays, strict=True), strict=True):
             expected = np.ravel(merge(np.asarray(parts, np.float64)))
@@ -303,23 +303,20 @@ def test_states_that_make_no_sense():
     with pytest.raises(StateError, match="expected numbers, received"):
         MetricStates.of([np.array(["a"])], ["sum"])
     good = state(1)
-    for description, encoded in [
-        ("[", good.encoded()),
-        ('[["f", 2, "sum"]]', good.encoded()),
-        ('[["f", -1, "sum"]]', ""),
-        ('[["f", 1, "most"]]', good.encoded()),
-        ('[["x", 1, "sum"]]', good.encoded()),
-        ('[["f", 1]]', good.encoded()),
-        ("3", good.encoded()),
-        (good.description(), "not base64"),
+    for fields, content in [
+        ((Field("f", 2, "sum"),), good.content),
+        ((Field("f", -1, "sum"),), b""),
+        ((Field("f", 1, "most"),), good.content),
+        ((Field("x", 1, "sum"),), good.content),
+        ((Field("f", 0, "sum"),) * 2001, b""),
+        (good.fields, good.content[:-1]),
     ]:
         with pytest.raises(StateError, match="expected the states of metrics"):
-            metric_states.parse(description, encoded)
+            MetricStates(fields, content).check()
 
 
 def request(**changes):
     fields = {
-        "protocol": messages.PROTOCOL,
         "fingerprint": "",
         "process": "a",
         "rank": 0,
@@ -327,9 +324,7 @@ def request(**changes):
         "epoch": 0,
         "phase": TRAINING,
         "stop": False,
-        "part": 0,
-        "parts": 1,
-        "data": f"{state(1).description()}\n{state(1).encoded()}",
+        "state": state(1),
         "wait": 0.0,
     }
     return messages.EpochRequest(**{**fields, **changes})
@@ -344,30 +339,22 @@ def test_requests_that_make_no_sense():
         ({"rank": -1}, "there is no rank -1 among 2"),
         ({"phase": 4}, "there is no round"),
         ({"fit": 0}, "there is no round"),
-        ({"part": 1}, "received part 1 of 1"),
-        ({"parts": 10**9}, "expected one of at most 256 parts"),
-        ({"data": "x" * 48_001}, "with 48001"),
     ]:
         answer = service.answer(request(**changes), ClientContext())
         assert answer["status"] == "refused" and reason in answer["reason"], changes
-    assert service.answer(request(data="x"), ClientContext())["status"] == "differs"
-    assert service.answer(request(part=1, parts=2), ClientContext()) == {"status": "missing"}
-    assert service.answer(request(parts=0), ClientContext()) == {"status": "missing"}
+    wrong = MetricStates(state(1).fields, b"")
+    assert service.answer(request(state=wrong), ClientContext())["status"] == "differs"
+    assert service.answer(request(state=None), ClientContext()) == {"status": "missing"}
 
 
-def test_a_state_that_comes_in_parts():
+def test_a_state_that_comes_twice():
+    """The answer to the first request was lost."""
     service = EpochService(1, TIMEOUT, lambda: [0])
     service.attach(0, "a")
-    text = request().data
-    assert service.answer(request(parts=3, data=text[:5]), ClientContext()) == {
-        "status": "received"
-    }
-    again = service.answer(request(parts=3, data=text[:5]), ClientContext())  # its answer was lost
-    assert again == {"status": "received"}
-    service.answer(request(part=1, parts=3, data=text[5:9]), ClientContext())
-    answer = service.answer(request(part=2, parts=3, data=text[9:]), ClientContext())
-    assert answer["status"] == "over" and answer["content"] == state(1).encoded()
-    assert answer["ranks"] == [0] and answer["missing"] == {}
+    for _ in range(2):
+        answer = service.answer(request(), ClientContext())
+        assert answer["status"] == "over" and answer["content"] == state(1).content
+        assert answer["ranks"] == [0] and answer["missing"] == {}
 
 
 def test_one_look_serves_all_that_wait():

@@ -11,22 +11,25 @@ import zlib
 
 import grpc
 
-from tfdist.control import messages
+from tfdist.control import encoding
+from tfdist.control.service import CHALLENGE, Method
 from tfdist.control.signing import Signer
+from tfdist.elastic.protocol import messages
 
 STRANGER = "0123456789abcdef" * 2
 
 
-def call(server: str, method: str, /, secret: bytes | None = None, **fields) -> dict:
+def call(server: str, method: Method, /, secret: bytes | None = None, **fields) -> dict:
     """Calls a task without tfdist's client; returns its answer, or a refusal with the reason."""
-    body = json.dumps({"protocol": messages.PROTOCOL, "wait": 0.0, **fields}).encode()
+    body, path = json.dumps({"wait": 0.0, **fields}).encode(), method.path
     with grpc.insecure_channel(server, options=[("grpc.enable_http_proxy", 0)]) as channel:
         metadata = ()
         if secret is not None:
-            answer = channel.unary_unary(messages.CHALLENGE)(b"", timeout=10)
-            metadata = Signer(secret).sign_request(method, json.loads(answer)["challenge"], body)
+            answer = channel.unary_unary(CHALLENGE)(b"", timeout=10)
+            metadata = Signer(secret).sign_request(path, json.loads(answer)["challenge"], body)
         try:
-            return json.loads(channel.unary_unary(method)(body, timeout=10, metadata=metadata))
+            answer = channel.unary_unary(path)(body, timeout=10, metadata=metadata)
+            return encoding.decode_object(answer)
         except grpc.RpcError as error:
             return {"status": "refused", "reason": error.details()}
 
@@ -44,14 +47,14 @@ def form(server: str, description: dict, /, **fields) -> dict:
         "process": STRANGER,
         "name": "worker 7",
         "address": "127.0.0.1:1",
-        "description": json.dumps(description),
+        "description": description,
         "reference": "",
         "call": 0,
         "number": 0,
         "mark": "",
         "holds_state": False,
         "highest": 0,
-        "dead": "[]",
+        "dead": [],
     }
     fields = {"fingerprint": "", "nonce": "n", "proof": "", **newcomer, **fields}
     return call(server, messages.ELASTIC_FORM, **fields)
@@ -82,11 +85,11 @@ def flood(server: str, count: int, description: dict) -> None:
                 (messages.ELASTIC_FOUND, {"process": f"{number:032x}", **stranger, "key": text}),
             ):
                 body = {
-                    **{"protocol": messages.PROTOCOL, "wait": 0.0, "fingerprint": "", "to": ""},
+                    **{"wait": 0.0, "fingerprint": "", "to": ""},
                     **{"reference": "", "call": 0, "number": 0, "mark": "", "holds_state": False},
                     **{
                         "highest": 0,
-                        "dead": "[]",
+                        "dead": [],
                         "nonce": "",
                         "proof": "",
                         "start": 2,
@@ -94,10 +97,10 @@ def flood(server: str, count: int, description: dict) -> None:
                         "patience": 0.0,
                         **fields,
                     },
-                    "description": json.dumps({**description, "more": text}),
+                    "description": {**description, "more": text},
                 }
                 with contextlib.suppress(grpc.RpcError):
-                    channel.unary_unary(method)(json.dumps(body).encode(), timeout=10)
+                    channel.unary_unary(method.path)(json.dumps(body).encode(), timeout=10)
 
 
 def proof(key: str, kind: str, body: bytes) -> str:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from support import raw_http2
+from support.every_method import METHODS, made_up
 from support.hostile import raw_ps_member as ps
 from support.raw_data_peer import (
     CHALLENGE,
@@ -45,8 +46,11 @@ from support.raw_data_peer import (
     receive,
 )
 from tfdist.config.cluster import Cluster
-from tfdist.control import messages
+from tfdist.control import callers, encoding, pieces, service
 from tfdist.control.client import ControlClient, RefusedError, UnreachableError
+from tfdist.data.queue.messages import TASK_OPEN, TASK_STATUS
+from tfdist.observe.clock import CLOCK
+from tfdist.ps.stats.messages import STATS
 
 REFUSED, ANSWERED, LEFT = "refused", "answered", "left"
 # The ranks of the hostile members: the second one replaces tables under the first one's requests.
@@ -57,7 +61,7 @@ TABLES, TABLE_WIDTH, TABLE_ROWS = 200, 8, 64
 CONNECTIONS, DRIPS, HALF_CALLS, IDLE_MEMBERS = 300, 40, 300, 32
 STREAMS = 64  # of half calls on a connection
 SCANS = 200  # whose answers are not read
-_PARTS = 20  # of a description
+_PIECES = 20  # of a long request
 _REFUSALS = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT)
 # A server has no time for a stranger among thousands.
 _BUSY = (
@@ -212,8 +216,8 @@ def replay(target: Target, source: random.Random) -> str:
 
 def begin_half_calls(target: Target, source: random.Random) -> str:
     """Begins calls whose bodies lack the last byte, goes on with earlier ones, and stays."""
-    path = source.choice(list(messages.REQUESTS))
-    size = messages.MAX_REQUEST_BYTES - 1
+    path = source.choice([method.path for method in METHODS])
+    size = pieces.MAX_REQUEST_BYTES - 1
     calls = raw_http2.HalfCalls(f"127.0.0.1:{target.control_port}", path, STREAMS, size)
     if calls.socket is None:
         return REFUSED
@@ -227,7 +231,7 @@ def begin_half_calls(target: Target, source: random.Random) -> str:
 
 def send_garbage_to_control(target: Target, source: random.Random) -> str:
     """Sends bytes and frames that are no call, or calls with bodies that are none."""
-    path = source.choice([*messages.REQUESTS, messages.CHALLENGE, "/x/y"])
+    path = source.choice([*(m.path for m in METHODS), service.CHALLENGE, "/x/y"])
     of_call = raw_http2.PREFACE + raw_http2.call(path, 1)
     contents = [
         lambda: source.randbytes(source.randrange(1, 500)),
@@ -255,18 +259,19 @@ def send_garbage_to_control(target: Target, source: random.Random) -> str:
 
 def call_as_a_stranger(target: Target, source: random.Random) -> str:
     """Makes whole calls without a proof, with made-up content of the right types."""
-    made_up = {
-        "int": lambda: source.choice([0, 1, 3, -1, 10**9, 10**300, messages.PROTOCOL]),
-        "float": lambda: source.choice([0.0, 0.1, -1.0, 1e308, math.nan, 10**400]),
-        "str": lambda: source.choice(["", "x" * 40, "\ud800", "[[[[", "{}", "9" * 5000]),
-        "bool": lambda: source.choice([True, False]),
+    values = {
+        int: lambda: source.choice([0, 1, 3, -1, 10**9, 10**300]),
+        float: lambda: source.choice([0.0, 0.1, -1.0, 1e308, math.nan, 10**400]),
+        str: lambda: source.choice(["", "x" * 40, "\ud800", "[[[[", "{}", "9" * 5000]),
+        bool: lambda: source.choice([True, False]),
+        bytes: lambda: source.randbytes(source.randrange(40)),
     }
-    method = source.choice(list(messages.REQUESTS))
-    fields = dataclasses.fields(messages.REQUESTS[method])
-    request = {field.name: made_up.get(field.type, made_up["str"])() for field in fields}
-    if method in (messages.CLOCK, messages.STATS, messages.TASK_STATUS):
-        request["protocol"] = 0  # anybody may ask for these, and is answered
-    body = source.choice([json.dumps(request).encode(), json.dumps(request).encode()[:-1], b"["])
+    called = source.choice(METHODS)
+    request = encoding.encode(made_up(called.request, lambda kind: values[kind]()))
+    method = called.path
+    if called in (CLOCK, STATS, TASK_STATUS):  # anybody may ask for these, and is answered
+        method = method.replace(".1/", ".2/")
+    body = source.choice([request, request[:-1], b"["])
     try:
         answer = target.channel.unary_unary(method)(body, timeout=10)
     except grpc.RpcError as error:
@@ -453,28 +458,26 @@ def come_in_another_s_rank(target: Target, source: random.Random) -> str:
         return _outcome(session)
 
 
-def describe_task_queues(target: Target, source: random.Random) -> str:
-    """Sends the first parts of the description of a queue of data tasks, and never the last."""
-    rank = source.choice([MEMBER, ACCOMPLICE])
-    request = messages.TaskOpenRequest(
-        protocol=messages.PROTOCOL,
-        fingerprint=messages.fingerprint(target.cluster.training_addresses),
-        process=str(target.process + rank),
-        rank=rank,
-        queue=f"hostile {source.getrandbits(60)}",
-        digest="",
-        part=0,
-        parts=_PARTS + 1,
-        data="x" * 10_000,
-        wait=0.0,
+def begin_long_requests(target: Target, source: random.Random) -> str:
+    """Sends the first pieces of the description of a queue of data tasks, and never the last."""
+    content = b"x" * pieces.PIECE_BYTES
+    request = pieces.PieceRequest(
+        fingerprint=callers.fingerprint(target.cluster.training_addresses),
+        id=f"hostile {source.getrandbits(60)}",
+        path=TASK_OPEN.path,
+        offset=0,
+        size=(_PIECES + 1) * len(content),
+        content=content,
     )
-    for part in range(_PARTS):
-        request = dataclasses.replace(request, part=part)
+    for number in range(_PIECES):
+        request = dataclasses.replace(request, offset=number * len(content))
         try:
-            answer = target.client.call(messages.TASK_OPEN, request, 0.0, patient=False)
+            answer = target.client.call(pieces.PIECE, request, 0.0, patient=False)
         except RefusedError:
             return REFUSED
         except UnreachableError:  # half calls keep it busy
+            return LEFT
+        if answer["status"] == "again":  # on a new connection
             return LEFT
         assert answer["status"] == "received", answer
     return ANSWERED
@@ -520,7 +523,7 @@ class Kind:
 # A blocked connection costs a buffer; 256 of strangers are kept. What is larger:
 #   - half calls: 256 connections of 0.14 MB, and what malloc keeps of them
 #   - answers that nobody reads: 64 of 10,000 rows at most, and then no more requests are read
-#   - parts of task queues: 10 MB of each rank, 40 MB of all
+#   - pieces of long requests: 12 MB of each connection, 48 MB and 12 MB for each rank of all
 KINDS = {
     "intrusions": Kind(intrude, 60, 2),
     "half handshakes": Kind(hold_half_a_handshake, 20, 2),
@@ -537,5 +540,7 @@ KINDS = {
     "answers that nobody reads": Kind(read_no_answers, 0.2, 64, by_member=True),
     "reductions alone": Kind(wait_alone, 2, 8, by_member=True),
     "in another's rank": Kind(come_in_another_s_rank, 5, 8, by_member=True),
-    "parts of task queues": Kind(describe_task_queues, 5, 48, by_member=True, may_be_answered=True),
+    "pieces of long requests": Kind(
+        begin_long_requests, 5, 48, by_member=True, may_be_answered=True
+    ),
 }

@@ -17,9 +17,9 @@ import tensorflow as tf
 import tfdist
 from support.patience import wait_until
 from tfdist.config.cluster import Cluster
-from tfdist.control import messages
 from tfdist.control.client import ControlClient
 from tfdist.job import process
+from tfdist.ps import messages
 from tfdist.ps.config import fingerprint
 
 BASE = 2**16

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.config.cluster import Cluster
-from tfdist.control import messages
+from tfdist.control import callers
 from tfdist.control.client import UnreachableError
+from tfdist.control.service import Method
 from tfdist.control.waiting import Wait
+from tfdist.data.queue import messages
 from tfdist.data.queue.description import Description, Spec
-from tfdist.data.queue.master import PART
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
 
 _log = logging.getLogger("tfdist.data.queue")
 # Seconds between two calls of a worker that counts records, for which the others wait.
 _KEEP_COUNTING = 3.0
 
-Call = Callable[[str, Any, float], dict[str, Any]]
+Call = Callable[[Method, Any, float], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +113,7 @@ class TaskClient:
         self._closed = closed
         self._opened: dict[str, tuple[Spec, Callable[[], Description]]] = {}
         self._who: dict[str, Any] = {
-            "protocol": messages.PROTOCOL,
-            "fingerprint": messages.fingerprint(cluster.training_addresses),
+            "fingerprint": callers.fingerprint(cluster.training_addresses),
             "process": process,
             "rank": cluster.rank,
         }
@@ -206,16 +205,16 @@ class TaskClient:
           The leases of `held` that this worker has lost.
         """
         fields = {
-            "held": json.dumps(list(held.items())),
-            "released": json.dumps(list(released)),
-            "refused": json.dumps(list(refused)),
+            "held": [messages.HeldLease(id, trained) for id, trained in held.items()],
+            "released": list(released),
+            "refused": list(refused),
             "failed": failed,
         }
         return self._of_queue(queue, messages.TASK_REPORT, 0.0, timeout, **fields)["lost"]
 
     def state(self) -> str:
         """Returns the state of all queues, for a checkpoint; "" if there are none."""
-        return self._send(messages.TASK_STATE, self._state_request(0, 0, ""), 0.0)["state"]
+        return self._send_state(None)["state"]
 
     def restore(self, state: str) -> None:
         """Gives the master a state, at the start of a job; only rank 0 may.
@@ -223,10 +222,8 @@ class TaskClient:
         Raises:
           CheckpointError: the state is damaged, or one of other data.
         """
-        parts = [state[i : i + PART] for i in range(0, len(state), PART)] or [""]
         try:
-            for i, part in enumerate(parts):
-                self._send(messages.TASK_STATE, self._state_request(i, len(parts), part), 0.0)
+            self._send_state(state)
         except ClusterConfigError as error:
             raise CheckpointError(str(error)) from None
 
@@ -238,40 +235,28 @@ class TaskClient:
         return self._tell(queue, spec, description)
 
     def _tell(self, queue: str, spec: Spec, description: Description) -> dict[str, Any]:
-        text = description.text()
-        parts = [text[i : i + PART] for i in range(0, len(text), PART)]
-        answer: dict[str, Any] = {}
-        for i, part in enumerate(parts):
-            request = self._open_request(queue, spec, 0.0, i, len(parts), part)
-            answer = self._send(messages.TASK_OPEN, request, 0.0)
-            if answer["status"] != "received":
-                break
-        return answer
+        request = self._open_request(queue, spec, 0.0, description.text())
+        return self._send(messages.TASK_OPEN, request, 0.0)
 
     def _counting(self, queue: str, spec: Spec) -> _Repeated:
         request = self._open_request(queue, spec, 0.0)
         return _Repeated(lambda: self._call(messages.TASK_OPEN, request, 0.0), _KEEP_COUNTING)
 
     def _open_request(
-        self, queue: str, spec: Spec, wait: float, part: int = 0, parts: int = 0, data: str = ""
+        self, queue: str, spec: Spec, wait: float, description: str | None = None
     ) -> messages.TaskOpenRequest:
         return messages.TaskOpenRequest(
-            **self._who,
-            queue=queue,
-            digest=spec.digest,
-            part=part,
-            parts=parts,
-            data=data,
-            wait=wait,
+            **self._who, queue=queue, digest=spec.digest, description=description, wait=wait
         )
 
-    def _state_request(self, part: int, parts: int, data: str) -> messages.TaskStateRequest:
-        return messages.TaskStateRequest(**self._who, part=part, parts=parts, data=data, wait=0.0)
+    def _send_state(self, state: str | None) -> dict[str, Any]:
+        request = messages.TaskStateRequest(**self._who, state=state, wait=0.0)
+        return self._send(messages.TASK_STATE, request, 0.0)
 
     def _of_queue(
-        self, queue: str, method: str, wait: float, timeout: float | None = None, **fields: Any
+        self, queue: str, method: Method, wait: float, timeout: float | None = None, **fields: Any
     ) -> dict[str, Any]:
-        request = messages.REQUESTS[method](**self._who, queue=queue, wait=wait, **fields)
+        request = method.request(**self._who, queue=queue, wait=wait, **fields)
         while True:
             answer = self._send(method, request, wait, timeout)
             if answer["status"] != "unknown":
@@ -286,7 +271,7 @@ class TaskClient:
             self.open(queue, *self._opened[queue])
 
     def _send(
-        self, method: str, request: Any, wait: float, timeout: float | None = None
+        self, method: Method, request: Any, wait: float, timeout: float | None = None
     ) -> dict[str, Any]:
         """Calls the master, again and again while it cannot be reached."""
         retries = Wait(self._timeout if timeout is None else timeout, self._closed)

@@ -32,23 +32,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.config.cluster import Cluster
-from tfdist.control import messages
+from tfdist.control import callers
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.server import Handler
+from tfdist.control.service import Method
+from tfdist.data.queue import messages
 from tfdist.data.queue.description import Description, DescriptionError
 from tfdist.data.queue.positions import LeasePositions, TaskPositions
 from tfdist.data.queue.queue import MAX_DEATHS, Ended, Grant, Item, QueueEvent, Returned, TaskQueue
 from tfdist.errors import CheckpointError
 
 _log = logging.getLogger("tfdist.data.queue")
-# Characters of a request's `data`; the whole request stays below messages.MAX_REQUEST_BYTES, where
-# JSON needs up to six bytes for a character that is not ASCII.
-PART = 10_000
-_MAX_PARTS = 1000
-# Characters of unfinished texts: of one worker, and of all.
-_MAX_UNFINISHED, _MAX_UNFINISHED_OF_ALL = _MAX_PARTS * PART, 4 * _MAX_PARTS * PART
-# Seconds after which an unfinished text may be forgotten.
-_UNFINISHED = 60.0
 _MAX_QUEUES = 64
 # Tasks of all queues; one may have a million.
 _MAX_TASKS_OF_ALL = 4_000_000
@@ -64,15 +58,6 @@ _MAX_NAMED = 5
 # Seconds over which the rate is measured.
 _RATE_PERIOD = 60.0
 _FORMAT = 1
-
-
-@dataclasses.dataclass
-class _Unfinished:
-    """A text of which some parts have come."""
-
-    at: float
-    parts: list[str] = dataclasses.field(default_factory=list)
-    characters: int = 0
 
 
 @dataclasses.dataclass
@@ -138,7 +123,7 @@ class TaskMaster:
         is_ready: bool = True,
     ) -> None:
         self._cluster = cluster
-        self._fingerprint = messages.fingerprint(cluster.training_addresses)
+        self._fingerprint = callers.fingerprint(cluster.training_addresses)
         self._clock = clock
         self._is_ready = is_ready
         self._positions: TaskPositions = LeasePositions()
@@ -147,11 +132,9 @@ class TaskMaster:
         self._counting: dict[str, _Counting] = {}
         self._restored: dict[str, dict[str, Any]] = {}
         self._restored_positions: Mapping[str, int] | None = None
-        # By rank, process, and the queue that it describes; "" for a state.
-        self._unfinished: dict[tuple[int, str, str], _Unfinished] = {}
 
     @property
-    def handlers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[Method, Handler]:
         """The handlers of the control server's methods."""
         return {
             messages.TASK_OPEN: self._guarded(self._open),
@@ -264,18 +247,13 @@ class TaskMaster:
         return answer
 
     def _problem(self, request: Any) -> str | None:
-        reason = messages.reason_to_refuse(request, self._fingerprint, self._cluster.world_size)
+        reason = callers.reason_to_refuse(request, self._fingerprint, self._cluster.world_size)
         if reason:
             return reason
         if not 0 < len(request.process) <= _MAX_NAME:
             return "expected the identity of a process"
         if not 0 < len(getattr(request, "queue", "-")) <= _MAX_NAME:
             return f"expected the name of a queue, of at most {_MAX_NAME} characters"
-        parts = getattr(request, "parts", 0)
-        if not 0 <= parts <= _MAX_PARTS or (parts and not 0 <= request.part < parts):
-            return f"expected one of at most {_MAX_PARTS} parts, received part {request.part}"
-        if parts and len(request.data) > PART:
-            return f"expected at most {PART} characters in a part, received {len(request.data)}"
         return None
 
     def _open(
@@ -284,12 +262,8 @@ class TaskMaster:
         served = self._queues.get(request.queue)
         if served is not None and served.description.spec.digest == request.digest:
             return self._opened(served)
-        if request.parts:
-            problem = self._problem_with_room(request, now)
-            if problem:
-                return _refusal(problem)
-            text = self._take_part(request, now)
-            return {"status": "received"} if text is None else self._described(request, text)
+        if request.description is not None:
+            return self._described(request, request.description)
         if served is not None:
             return {"status": "compare"}
         return self._elect(request, now, context)
@@ -486,20 +460,20 @@ class TaskMaster:
         served = self._queues.get(request.queue)
         if served is None:
             return {"status": "unknown"}
-        try:
-            held = [(_whole(i), _whole(upto)) for i, upto in _listed(request.held)]
-            released = [_whole(i) for i in _listed(request.released)]
-            refused = [_whole(i) for i in _listed(request.refused)]
-        except (ValueError, TypeError, RecursionError):
-            return _refusal("expected JSON lists of leases")
+        for leases in (request.held, request.released, request.refused):
+            if len(leases) > _MAX_HELD:
+                return _refusal(f"expected at most {_MAX_HELD} leases, received {len(leases)}")
+        if any(lease.trained < 0 for lease in request.held):
+            return _refusal("expected numbers of records of at least 0")
         queue = served.queue
         # First: a worker that is heard of again keeps what nobody else has asked for meanwhile.
         queue.renew(request.rank, request.process, now)
         queue.expire(now)
-        lost = [i for i, upto in held if not queue.commit(i, request.process, upto, now)]
-        queue.forget(request.process, dict(held))
-        queue.release(request.process, refused, failed=False, refused=True)
-        queue.release(request.process, released, failed=request.failed)
+        held = {lease.id: lease.trained for lease in request.held}
+        lost = [i for i, upto in held.items() if not queue.commit(i, request.process, upto, now)]
+        queue.forget(request.process, held)
+        queue.release(request.process, request.refused, failed=False, refused=True)
+        queue.release(request.process, request.released, failed=request.failed)
         served.note(now)
         self._changed.notify_all()
         return {"status": "reported", "lost": lost}
@@ -507,61 +481,15 @@ class TaskMaster:
     def _state(
         self, request: messages.TaskStateRequest, now: float, context: ClientContext
     ) -> dict[str, Any]:
-        if not request.parts:
+        if request.state is None:
             return {"status": "state", "state": self.state()}
         if request.rank != 0:
             return _refusal("only rank 0 may restore the state of queues")
-        problem = self._problem_with_room(request, now)
-        if problem:
-            return _refusal(problem)
-        text = self._take_part(request, now)
-        if text is None:
-            return {"status": "received"}
         try:
-            self.restore(text)
+            self.restore(request.state)
         except CheckpointError as error:
             return _refusal(str(error))
         return {"status": "restored"}
-
-    def _take_part(self, request: Any, now: float) -> str | None:
-        """Takes a part of a text; returns the text once it is complete."""
-        key = _key_of_text(request)
-        unfinished = self._unfinished.setdefault(key, _Unfinished(now))
-        if request.part == 0:
-            unfinished.parts, unfinished.characters = [], 0
-        if len(unfinished.parts) != request.part:  # a repeated call, or another thread's
-            return None
-        unfinished.at = now
-        unfinished.parts.append(request.data)
-        unfinished.characters += len(request.data)
-        if len(unfinished.parts) < request.parts:
-            return None
-        return "".join(self._unfinished.pop(key).parts)
-
-    def _problem_with_room(self, request: Any, now: float) -> str:
-        """Returns why a part of a text cannot be kept, else ""; forgets those of dead processes."""
-        own = _key_of_text(request)
-        for key, text in list(self._unfinished.items()):
-            is_dead = key[0] == request.rank and key[1] != request.process
-            if is_dead or now - text.at >= _UNFINISHED:
-                del self._unfinished[key]
-        of_worker = {key: x for key, x in self._unfinished.items() if key[0] == request.rank}
-        if len(of_worker) >= _MAX_QUEUES and own not in of_worker:
-            return (
-                f"{self._name(request.rank)} describes {len(of_worker)} queues at a time, expected "
-                f"at most {_MAX_QUEUES}"
-            )
-        for who, texts, limit in (
-            (self._name(request.rank), of_worker, _MAX_UNFINISHED),
-            ("all workers", self._unfinished, _MAX_UNFINISHED_OF_ALL),
-        ):
-            characters = sum(text.characters for text in texts.values()) + len(request.data)
-            if characters > limit:
-                return (
-                    f"expected at most {limit} characters of unfinished descriptions of queues from"
-                    f" {who}, received {characters}"
-                )
-        return ""
 
     def _problem_with_tasks(self, name: str, description: Description) -> str:
         """Returns why a new queue cannot be kept, else ""."""
@@ -577,9 +505,6 @@ class TaskMaster:
     def _status(
         self, request: messages.TaskStatusRequest, context: ClientContext
     ) -> dict[str, Any]:
-        reason = messages.reason_to_refuse(request)
-        if reason:
-            return _refusal(reason)
         return {"status": "tasks", "queues": self.queues()}
 
     def queues(self) -> list[dict[str, Any]]:
@@ -672,17 +597,6 @@ def _parsed_state(text: str) -> dict[str, dict[str, Any]]:
         raise CheckpointError(f"expected the state of data tasks: {error!r:.200}") from None
 
 
-def _listed(text: str) -> list[Any]:
-    found = json.loads(text)
-    if not isinstance(found, list) or len(found) > _MAX_HELD:
-        raise ValueError("expected a list")
-    return found
-
-
-def _key_of_text(request: Any) -> tuple[int, str, str]:
-    return request.rank, request.process, getattr(request, "queue", "")
-
-
 def _some_records(served: _Served, items: list[Item]) -> str:
     """Names records that are not trained, as the beginning of a sentence."""
     sizes, name_of = served.queue.plan.sizes, served.description.name
@@ -690,12 +604,6 @@ def _some_records(served: _Served, items: list[Item]) -> str:
     some = ", ".join(name_of(item.task, item.done) for item in items[:_MAX_NAMED])
     more = f" and {len(items) - _MAX_NAMED} more" if len(items) > _MAX_NAMED else ""
     return f"{count} records of {some}{more} were"
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError("expected a whole number")
-    return value
 
 
 def _bounded(wait: float) -> float:

@@ -11,9 +11,10 @@ from typing import Any
 from tfdist.config import validation
 from tfdist.config.cluster import tf_config_text
 from tfdist.config.printing import printable, printable_line
-from tfdist.control import messages, observer
 from tfdist.control.client import ControlClient, UnreachableError
+from tfdist.data.queue import messages
 from tfdist.errors import ClusterConfigError, TfdistError
+from tfdist.observe import observer
 
 _WAIT = 2.0
 _MAX_SHOWN = 1 << 20  # characters of a report
@@ -117,12 +118,8 @@ def _report(controls: Sequence[ControlClient]) -> tuple[str, str]:
     problems, texts = [], []
     for control in controls:
         try:
-            answer = control.call(
-                messages.TASK_STATUS,
-                messages.TaskStatusRequest(messages.PROTOCOL, _WAIT),
-                _WAIT,
-                patient=False,
-            )
+            request = messages.TaskStatusRequest(_WAIT)
+            answer = control.call(messages.TASK_STATUS, request, _WAIT, patient=False)
             if answer["queues"]:
                 return describe(answer["queues"]), ""
             texts.append(describe([]))

@@ -40,7 +40,7 @@ class Arrival:
     member: Member
     holds_state: bool
     is_confirmed: bool = False
-    description: str | None = None
+    description: dict[str, str] | None = None
     context: ClientContext | None = None
     highest: int = 0
     call: int = 0

@@ -81,7 +81,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import secrets
 import threading
 import time
@@ -90,10 +89,11 @@ from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.elastic import MAX_WORKERS, Elastic
-from tfdist.control import messages, signing
+from tfdist.control import callers, signing
 from tfdist.control.held_calls import ClientContext, HeldCalls
-from tfdist.control.messages import MessageError
-from tfdist.elastic.protocol import proofs
+from tfdist.control.server import Handler
+from tfdist.control.service import Method
+from tfdist.elastic.protocol import messages, proofs
 from tfdist.elastic.protocol.address_round import AddressRound
 from tfdist.elastic.protocol.arrivals import Arrival, Arrivals
 from tfdist.elastic.protocol.founders import Founders
@@ -159,7 +159,7 @@ class Generations:
         self.me = me
         self._ask = ask
         self._callers_are_signed = callers_are_signed
-        self._fingerprint = messages.fingerprint(addresses)
+        self._fingerprint = callers.fingerprint(addresses)
         self._elastic = elastic
         self._description = dict(description)
         self._required = frozenset(description)
@@ -193,10 +193,10 @@ class Generations:
     # This process's own view.
 
     @property
-    def description(self) -> str:
-        """What all members must agree on, as the text of messages."""
+    def description(self) -> dict[str, str]:
+        """What all members must agree on, by name."""
         with self._changed:
-            return json.dumps(self._description)
+            return dict(self._description)
 
     def describe(self, more: Mapping[str, str], instead_of: Collection[str] = ()) -> None:
         """Adds to what all members must agree on, as soon as both of two have described it.
@@ -566,9 +566,6 @@ class Generations:
           and "ended" (the last generation that it has given up).
         """
         with self._changed:
-            reason = messages.reason_to_refuse(request)
-            if reason:
-                return {"status": "refused", "reason": reason}
             if self._closed:
                 return self._signed({"status": "closed"}, request)
             reference = self._reference
@@ -655,12 +652,12 @@ class Generations:
         problem = _problem_with_caller(request) or self._contradiction(request)
         if problem:
             return {"status": "refused", "reason": problem}
-        caller, dead = request.process, _processes(request.dead)
+        caller = request.process
         is_proven = self._is_proven(request)
         if request.proof and not is_proven:
             return {"status": "refused", "reason": _OF_ANOTHER}
         if is_proven:
-            self._learn(request, dead)
+            self._learn(request)
         self._give_up_with(request)
         member = Member(caller, request.name, request.address)
         holds_state = is_proven and request.holds_state
@@ -720,9 +717,7 @@ class Generations:
         began = time.monotonic()
         if self._closed:
             return {"status": "closed"}
-        reason = messages.reason_to_refuse(request)
-        if reason is None and not self._is_proven(request):
-            reason = _OF_ANOTHER
+        reason = None if self._is_proven(request) else _OF_ANOTHER
         if reason is None and validation.address_problem(request.data_address):
             reason = f"expected a data address, received {validation.show(request.data_address)}"
         if reason:
@@ -762,13 +757,11 @@ class Generations:
     ) -> dict[str, Any]:
         """Records that the process that has this key has left its job: it counts as dead."""
         with self._changed:
-            reason = messages.reason_to_refuse(request)
             process = proofs.process_id(request.key)
             waits = process in self._arrived or process in self._founders
             is_other = process != self.me.process and (waits or self._is_member(process))
-            if reason is None and not is_other:
+            if not is_other:
                 reason = "the caller is no other process of this job, and can make none leave"
-            if reason:
                 return {"status": "refused", "reason": reason}
             if self._is_member(process):
                 self._left.add(process)
@@ -778,7 +771,7 @@ class Generations:
             return {"status": "noted"}
 
     @property
-    def handlers(self) -> dict[str, Callable[[Any, ClientContext], dict[str, Any]]]:
+    def handlers(self) -> dict[Method, Handler]:
         """The handlers, by method."""
         return {
             messages.ELASTIC_PROBE: self.probe,
@@ -812,7 +805,7 @@ class Generations:
         formed = self._round.generation if self._round is not None else None
         # It knows the id that the leader and the members alone have been told.
         if formed is not None and caller in formed and request.highest < formed.number:
-            return {"status": "complete", "generation": formed.to_text()}
+            return {"status": "complete", "generation": formed.to_fields()}
         tells = is_proven or self._knows_job(request)
         refusal = self._difference(request.description, tells) if self._described else None
         if refusal:
@@ -879,7 +872,7 @@ class Generations:
             and self._difference(description, tells=True) is not None
         )
 
-    def _learn(self, request: messages.ElasticFormRequest, dead: Sequence[str]) -> None:
+    def _learn(self, request: messages.ElasticFormRequest) -> None:
         """Believes a caller that has proven that it is of this job."""
         caller = request.process
         self._highest = max(self._highest, min(request.highest, 2**62))
@@ -889,7 +882,7 @@ class Generations:
         # A process that the job went on without, or a newcomer, has no say in who lives.
         if reference is None or caller not in reference:
             return
-        for process in dead:
+        for process in request.dead:
             arrival = self._arrived.get(process)
             lives = process in (self.me.process, caller) or (arrival and arrival.is_held)
             if process in reference and process not in self._dead and not lives:
@@ -1076,7 +1069,7 @@ class Generations:
         if self._reference is None:
             return None
         if process in self._reference and self._reference.number == 1:
-            return {"status": "complete", "generation": self._reference.to_text()}
+            return {"status": "complete", "generation": self._reference.to_fields()}
         return {"status": "newcomer"}
 
     def _knows_job(
@@ -1098,19 +1091,18 @@ class Generations:
         )
         return {"status": "refused", "reason": told, "details": reason}
 
-    def _difference(self, description: str, tells: bool) -> dict[str, Any] | None:
+    def _difference(self, description: Mapping[str, str], tells: bool) -> dict[str, Any] | None:
         """Why a process with another description is refused, or None.
 
         Args:
           description: the other one's.
           tells: it may know what this process has.
         """
-        received = messages.decode_object(description.encode())
         for field, ours in self._description.items():
             # Both may have further fields, which the other one will describe later.
-            if field not in received and field not in self._required:
+            if field not in description and field not in self._required:
                 continue
-            theirs = received.get(field)
+            theirs = description.get(field)
             if ours != theirs:
                 what, expected, got = map(validation.show, (field, ours, theirs))
                 return self._refused(
@@ -1132,16 +1124,4 @@ class Generations:
 def _problem_with_caller(
     request: messages.ElasticFoundRequest | messages.ElasticFormRequest,
 ) -> str | None:
-    return messages.reason_to_refuse(request) or problem_with_member(
-        request.process, request.name, request.address
-    )
-
-
-def _processes(text: str) -> list[str]:
-    try:
-        processes = json.loads(text)
-    except (ValueError, RecursionError):
-        processes = None
-    if not isinstance(processes, list) or not all(isinstance(p, str) for p in processes):
-        raise MessageError(f"expected a list of processes, received {validation.show(text)}")
-    return processes
+    return problem_with_member(request.process, request.name, request.address)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.elastic import MAX_WORKERS
-from tfdist.control import messages, signing
-from tfdist.control.messages import MessageError
+from tfdist.control import encoding, signing
+from tfdist.control.encoding import MessageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,27 +80,29 @@ class Generation:
     @functools.cached_property
     def mark(self) -> str:
         """Identifies the generation among those that know it, and tells others nothing of it."""
-        return signing.proof(self.salt, "generation", body=self.to_text().encode())
+        return signing.proof(self.salt, "generation", body=encoding.encode(self.to_fields()))
 
-    def to_text(self) -> str:
-        """Returns the text from which `from_text` makes an equal generation."""
-        fields = {
+    def to_fields(self) -> dict[str, Any]:
+        """Returns the object from which `from_fields` makes an equal generation."""
+        return {
             "number": self.number,
             "members": [dataclasses.asdict(member) for member in self.members],
             "newcomers": sorted(self.newcomers),
             "job": self.job,
             "salt": self.salt,
         }
-        return json.dumps(fields)
 
     @classmethod
-    def from_text(cls, text: str) -> Generation:
-        """Returns the generation in a message.
+    def from_fields(cls, fields: Any) -> Generation:
+        """Returns the generation that a JSON object of a message describes.
 
         Raises:
-          MessageError: the text describes none.
+          MessageError: it describes none.
         """
-        fields = messages.decode_object(text.encode())
+        if not isinstance(fields, dict):
+            raise MessageError(
+                f"expected a generation as an object, received {validation.show(fields)}"
+            )
         number, members, newcomers = (fields.get(k) for k in ("number", "members", "newcomers"))
         job, salt = fields.get("job"), fields.get("salt")
         if not (
@@ -114,7 +115,7 @@ class Generation:
             and isinstance(job, str)
             and isinstance(salt, str)
         ):
-            raise MessageError(f"expected a generation, received {validation.show(text)}")
+            raise MessageError(f"expected a generation, received {validation.show(fields)}")
         return cls(number, tuple(map(Member.from_fields, members)), frozenset(newcomers), job, salt)
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tfdist.control import interfaces, messages
+from tfdist.control import callers, interfaces
 from tfdist.control.client import (
     ANSWER_MARGIN,
     Caller,
@@ -25,7 +25,8 @@ from tfdist.control.client import (
     RefusedError,
     UnreachableError,
 )
-from tfdist.elastic.protocol import proofs
+from tfdist.control.service import Method
+from tfdist.elastic.protocol import messages, proofs
 from tfdist.elastic.protocol.members import Member
 from tfdist.errors import TfdistError
 
@@ -97,7 +98,7 @@ class Probes:
 
     def __init__(self, caller: Caller, secret: bytes | None, answer_timeout: float) -> None:
         self._caller = caller
-        self._fingerprint = messages.fingerprint(caller.training_addresses)
+        self._fingerprint = callers.fingerprint(caller.training_addresses)
         self._secret = secret
         self._probe_wait = max(0.0, answer_timeout - ANSWER_MARGIN)
         self._lock = threading.Lock()
@@ -106,13 +107,13 @@ class Probes:
         self._own: dict[str, list[str]] = {}
         self._closed = False
 
-    def call(self, address: str, name: str, method: str, request: Any) -> dict[str, Any]:
+    def call(self, address: str, name: str, method: Method, request: Any) -> dict[str, Any]:
         """Calls the process at an address, and records whether it answers.
 
         Args:
           address: its control address.
           name: its name in errors.
-          method: one of `messages.REQUESTS`.
+          method: the method.
           request: the request.
 
         Raises the errors of `ControlClient.call`.
@@ -132,7 +133,7 @@ class Probes:
     def call_member(
         self,
         member: Member,
-        method: str,
+        method: Method,
         request: messages.ElasticFormRequest | messages.ElasticAddressRequest,
     ) -> dict[str, Any]:
         """Calls a member, and proves to it that this process is of its job.
@@ -161,7 +162,7 @@ class Probes:
           key: its id or, if that is unknown, the job's; empty if both are.
         """
         request = messages.ElasticProbeRequest(
-            messages.PROTOCOL, self._fingerprint, nonce="", proof="", wait=self._probe_wait
+            self._fingerprint, nonce="", proof="", wait=self._probe_wait
         )
         request = proofs.prove(request, key)
         try:
@@ -177,9 +178,7 @@ class Probes:
 
     def probe_stranger(self, address: str) -> ProbeAnswer | None:
         """Asks at an address that an unknown caller has named, and tells nothing there."""
-        request = proofs.prove(
-            messages.ElasticProbeRequest(messages.PROTOCOL, "", "", "", self._probe_wait), ""
-        )
+        request = proofs.prove(messages.ElasticProbeRequest("", "", "", self._probe_wait), "")
         client = ControlClient(self._caller, self._secret, address, f"a newcomer at {address}")
         with contextlib.closing(client):
             try:

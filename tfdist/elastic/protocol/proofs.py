@@ -24,7 +24,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from tfdist.control import messages, signing
+from tfdist.control import encoding, signing
+from tfdist.elastic.protocol import messages
 
 _ID_DIGITS = 32
 # Fields of an answer that are not signed: the proof itself, and what the server only logs.
@@ -75,9 +76,9 @@ def is_from(answer: Mapping[str, Any], nonce: str, process: str) -> bool:
 
 
 def _of_request(request: Request, key: str) -> str:
-    return signing.proof(key, messages.wire_name(type(request)), body=messages.encode(request))
+    return signing.proof(key, encoding.wire_name(type(request)), body=encoding.encode(request))
 
 
 def _of_answer(answer: Mapping[str, Any], nonce: str, process: str) -> str:
     content = {field: value for field, value in answer.items() if field not in _UNSIGNED}
-    return signing.proof(process, "answer", nonce, body=messages.encode(content))
+    return signing.proof(process, "answer", nonce, body=encoding.encode(content))

@@ -93,11 +93,9 @@ def _of_training(cluster: Cluster) -> Iterator[Family]:
     steps, rows = counted()
     yield _counter("tfdist_steps", "Training steps of this task.", [((), steps)])
     yield _counter("tfdist_samples", "Rows of the batches of these steps.", [((), rows)])
-    job, members = process.current.job, process.current.members
-    if members is not None:
-        generation, size = members.generation, members.size
-    else:
-        generation, size = 0 if job is None else job.generation, cluster.world_size
+    group = process.current.group
+    generation = 0 if group is None else group.generation
+    size = cluster.world_size if group is None else group.size
     yield _gauge(
         "tfdist_generation",
         "The number of the set of connected ranks: 1 for the first, 0 before.",
@@ -108,9 +106,9 @@ def _of_training(cluster: Cluster) -> Iterator[Family]:
 
 def _of_communication() -> Iterator[Family]:
     seconds, sent, received = [], [], []
-    joined = process.current.members or process.current.job
-    if joined is not None:
-        stats = joined.communicator.stats()
+    group = process.current.group
+    if group is not None:
+        stats = group.communicator.stats()
         seconds.append((_WORKERS, stats.busy_seconds))
         sent.append((_WORKERS, stats.bytes_sent))
         received.append((_WORKERS, stats.bytes_received))
@@ -122,7 +120,7 @@ def _of_communication() -> Iterator[Family]:
         yield _counter(
             "tfdist_wait_seconds",
             "Wall time during which a collective was pending here that this peer had not started.",
-            [((name,), waited) for name, waited in joined.communicator.waits().items()],
+            [((name,), waited) for name, waited in group.communicator.waits().items()],
             ("peer",),
         )
     worker = process.current.ps_worker

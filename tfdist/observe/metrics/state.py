@@ -57,9 +57,9 @@ def task_state(
 def _traffic() -> dict[str, tuple[int, int]]:
     """Returns the bytes sent to and received from each other task."""
     found: dict[str, tuple[int, int]] = {}
-    joined = process.current.members or process.current.job
-    if joined is not None:
-        found |= joined.communicator.traffic()
+    group = process.current.group
+    if group is not None:
+        found |= group.communicator.traffic()
     worker = process.current.ps_worker
     if worker is not None:
         found |= worker.client.traffic()

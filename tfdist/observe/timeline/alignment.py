@@ -17,7 +17,7 @@ import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from tfdist.control.clock import Offset
+from tfdist.observe.clock import Offset
 from tfdist.observe.timeline.parts import Part
 
 # By how much the clocks of two machines drift apart, at most: 100 us in a second.
@@ -59,7 +59,7 @@ class Clocks:
     """The clocks of all parts.
 
     Attributes:
-      reference: the clock of the timeline, see `control.clock.domain`.
+      reference: the clock of the timeline, see `observe.clock.domain`.
       alignments: of each part.
       wall_ns: what to add to a time of the reference for the time of day, in ns since 1970.
     """

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.config.local_sockets import opened
-from tfdist.control.clock import Offset
+from tfdist.observe.clock import Offset
 from tfdist.observe.dumps import slug
 
 FORMAT = 1
@@ -53,7 +53,7 @@ class Header:
       pid: its process.
       host: its machine.
       version: of tfdist.
-      domain: names its steady clock, see `control.clock.domain`.
+      domain: names its steady clock, see `observe.clock.domain`.
       steady_ns: when the recording began, of that clock.
       wall_ns: the same instant, in ns since 1970.
     """

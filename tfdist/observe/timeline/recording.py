@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from tfdist._version import __version__
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.control.clock import Offset, domain
-from tfdist.control.clock_client import ClockClient
+from tfdist.observe.clock import Offset, domain
+from tfdist.observe.clock_client import ClockClient
 from tfdist.observe.timeline.merge import merge_after_last
 from tfdist.observe.timeline.parts import Header, PartWriter
 

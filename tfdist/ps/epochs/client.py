@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import threading
 
 from tfdist.config.cluster import Cluster
-from tfdist.control import messages
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.waiting import Wait
 from tfdist.ps.config import fingerprint
+from tfdist.ps.epochs.messages import EPOCH, EpochRequest
 from tfdist.ps.epochs.metric_states import MetricStates
 from tfdist.ps.epochs.rounds import Key, RoundResult
-from tfdist.ps.epochs.service import PART
 
 _log = logging.getLogger("tfdist.ps")
 
@@ -56,15 +54,12 @@ class EpochClient:
         Returns:
           The round's answer; `None`, with a warning in the log, if there is none.
         """
-        text = f"{state.description()}\n{state.encoded()}"
-        parts = [text[i : i + PART] for i in range(0, len(text), PART)]
         has_posted, wait = False, Wait(self._timeout, self._closed)
         while not wait.is_closed:
             try:
-                if has_posted:
-                    answer = self._call(self._request(key, stop, 0, 0, "", wait.poll()))
-                else:
-                    answer = self._post(key, stop, parts, wait)
+                posted = None if has_posted else state
+                request = self._request(key, stop, posted, wait.poll())
+                answer = self._control.call(EPOCH, request, request.wait, patient=True)
             except UnreachableError as error:
                 if wait.is_over:
                     self._warn(key, str(error))
@@ -84,23 +79,10 @@ class EpochClient:
         self._warn(key, "this worker is leaving the job")
         return None
 
-    def _post(self, key: Key, stop: bool, parts: list[str], wait: Wait) -> dict:
-        answer = {"status": "missing"}
-        for i, part in enumerate(parts):
-            poll = wait.poll() if i == len(parts) - 1 else 0.0
-            answer = self._call(self._request(key, stop, i, len(parts), part, poll))
-            if answer["status"] != "received":
-                break
-        return answer
-
-    def _call(self, request: messages.EpochRequest) -> dict:
-        return self._control.call(messages.EPOCH, request, request.wait, patient=True)
-
     def _request(
-        self, key: Key, stop: bool, part: int, parts: int, data: str, wait: float
-    ) -> messages.EpochRequest:
-        return messages.EpochRequest(
-            protocol=messages.PROTOCOL,
+        self, key: Key, stop: bool, state: MetricStates | None, wait: float
+    ) -> EpochRequest:
+        return EpochRequest(
             fingerprint=fingerprint(self._cluster),
             process=self._process,
             rank=self._rank,
@@ -108,9 +90,7 @@ class EpochClient:
             epoch=key.epoch,
             phase=key.phase,
             stop=stop,
-            part=part,
-            parts=parts,
-            data=data,
+            state=state,
             wait=wait,
         )
 
@@ -126,7 +106,7 @@ class EpochClient:
 def _decoded(answer: dict, state: MetricStates) -> RoundResult:
     content = answer["content"]
     return RoundResult(
-        None if content is None else MetricStates(state.fields, base64.b64decode(content)),
+        None if content is None else MetricStates(state.fields, content),
         tuple(answer["ranks"]),
         {int(rank): reason for rank, reason in answer["missing"].items()},
         answer["stop"],

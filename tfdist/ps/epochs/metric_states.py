@@ -6,7 +6,6 @@ workers are merged as each variable's aggregation over replicas says.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -37,6 +36,11 @@ class Field:
     kind: str
     elements: int
     aggregation: str
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether there can be such a variable."""
+        return self.kind in _KINDS and self.aggregation in AGGREGATIONS and self.elements >= 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,31 +92,22 @@ class MetricStates:
         """Describes the variables; states with the same description can be merged."""
         return json.dumps([[f.kind, f.elements, f.aggregation] for f in self.fields])
 
-    def encoded(self) -> str:
-        """Returns the content as text."""
-        return base64.b64encode(self.content).decode()
+    def check(self) -> None:
+        """Checks what has come in a message.
 
-
-def parse(description: str, encoded: str) -> MetricStates:
-    """Returns the state of a `description` and an `encoded` content.
-
-    Raises:
-      StateError: they are invalid.
-    """
-    try:
-        fields = tuple(Field(*each) for each in json.loads(description))
-        content = base64.b64decode(encoded, validate=True)
-        sizes = [field.elements for field in fields]
-        known = all(f.kind in _KINDS and f.aggregation in AGGREGATIONS for f in fields)
-        fits = known and all(isinstance(n, int) and n >= 0 for n in sizes)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise StateError(f"expected the states of metrics, received {str(error)[:80]}") from None
-    if not fits or len(content) != 8 * sum(sizes):
-        raise StateError(
-            f"expected the states of metrics, received {len(content)} bytes for "
-            f"{description[:80]!r}"
-        )
-    return MetricStates(fields, content)
+        Raises:
+          StateError: it is no state.
+        """
+        if len(self.fields) > _MAX_FIELDS or not all(field.is_valid for field in self.fields):
+            raise StateError(
+                f"expected the states of metrics, received {len(self.fields)} variables: "
+                f"{self.description()[:80]!r}"
+            )
+        if len(self.content) != 8 * sum(field.elements for field in self.fields):
+            raise StateError(
+                f"expected the states of metrics, received {len(self.content)} bytes for "
+                f"{self.description()[:80]!r}"
+            )
 
 
 def merge(states: Sequence[MetricStates]) -> MetricStates:

@@ -7,15 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfdist.control import messages
 from tfdist.control.held_calls import ClientContext
-from tfdist.ps.epochs import metric_states
-from tfdist.ps.epochs.metric_states import StateError
+from tfdist.ps.epochs.messages import EpochRequest
+from tfdist.ps.epochs.metric_states import MetricStates, StateError
 from tfdist.ps.epochs.rounds import FIT_END, TRAINING, EpochRounds, Key, RoundResult
 
-# Characters of a request's `data`; the whole request stays below messages.MAX_REQUEST_BYTES.
-PART = 48_000
-_MAX_PARTS = 256
 _MAX_WAIT = 30.0
 # Seconds between two queries of the step waits: a multiple of a query's duration, within bounds.
 _MIN_PAUSE, _MAX_PAUSE = 0.1, 1.0
@@ -43,7 +39,6 @@ class EpochService:
         self._closed = threading.Event()
         self._changed = threading.Condition()
         self._attached: set[int] = set()
-        self._parts: dict[int, list[str]] = {}
 
     def attach(self, rank: int, process: str) -> None:
         """Records which process is about to connect as a worker."""
@@ -62,7 +57,7 @@ class EpochService:
         """Stops the queries; calls in progress wait at most until their own deadlines."""
         self._closed.set()
 
-    def answer(self, request: messages.EpochRequest, context: ClientContext) -> dict[str, Any]:
+    def answer(self, request: EpochRequest, context: ClientContext) -> dict[str, Any]:
         """Answers a worker's request."""
         problem = self._problem(request)
         if problem:
@@ -71,15 +66,15 @@ class EpochService:
         with self._changed:
             if request.rank not in self._attached:  # this server was started again
                 return {"status": "missing"}
-            if request.parts:
-                early = self._take(key, request)
+            if request.state is not None:
+                early = self._take(key, request, request.state)
                 if early is not None:
                     return early
             elif not self._rounds.has(key, request.rank, request.process):
                 return {"status": "missing"}
             return self._await(key, request, context)
 
-    def _problem(self, request: messages.EpochRequest) -> str:
+    def _problem(self, request: EpochRequest) -> str:
         if not 0 <= request.rank < self._workers:
             return f"there is no rank {request.rank} among {self._workers}"
         if request.fit < 1 or request.epoch < 0 or not TRAINING <= request.phase <= FIT_END:
@@ -87,27 +82,12 @@ class EpochService:
                 f"there is no round of fit {request.fit}, epoch {request.epoch} and phase "
                 f"{request.phase}"
             )
-        fits = 0 <= request.parts <= _MAX_PARTS and len(request.data) <= PART
-        if not fits or (request.parts and not 0 <= request.part < request.parts):
-            return (
-                f"expected one of at most {_MAX_PARTS} parts of {PART} characters, received part "
-                f"{request.part} of {request.parts} with {len(request.data)}"
-            )
         return ""
 
-    def _take(self, key: Key, request: messages.EpochRequest) -> dict[str, Any] | None:
-        """Takes a part; returns the answer unless it depends on the other workers."""
-        parts = self._parts.setdefault(request.rank, [])
-        if request.part == 0:
-            parts.clear()
-        if len(parts) != request.part:
-            return {"status": "missing"}
-        parts.append(request.data)
-        if len(parts) < request.parts:
-            return {"status": "received"}
-        description, _, encoded = "".join(self._parts.pop(request.rank)).partition("\n")
+    def _take(self, key: Key, request: EpochRequest, state: MetricStates) -> dict[str, Any] | None:
+        """Takes a state; returns the answer unless it depends on the other workers."""
         try:
-            state = metric_states.parse(description, encoded)
+            state.check()
             over = self._rounds.post(
                 key, request.rank, request.process, state, request.stop, time.monotonic()
             )
@@ -116,9 +96,7 @@ class EpochService:
         self._settle()
         return None if over is None else _encoded(over)
 
-    def _await(
-        self, key: Key, request: messages.EpochRequest, context: ClientContext
-    ) -> dict[str, Any]:
+    def _await(self, key: Key, request: EpochRequest, context: ClientContext) -> dict[str, Any]:
         deadline = time.monotonic() + min(request.wait, _MAX_WAIT)
         self._waiting_calls += 1
         try:
@@ -167,7 +145,7 @@ class EpochService:
 def _encoded(answer: RoundResult) -> dict[str, Any]:
     return {
         "status": "over",
-        "content": None if answer.state is None else answer.state.encoded(),
+        "content": None if answer.state is None else answer.state.content,
         "ranks": list(answer.ranks),
         "missing": {str(rank): reason for rank, reason in answer.missing.items()},
         "stop": answer.stop,

@@ -10,8 +10,8 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
-from tfdist.control import messages
 from tfdist.control.client import ControlClient
+from tfdist.ps.stats import messages
 
 if TYPE_CHECKING:  # the command line works without TensorFlow
     from tfdist.ops.ps.server import ParameterServer
@@ -88,7 +88,7 @@ def ask(control: ControlClient, wait: float = 5.0) -> Reading | None:
       AuthenticationError: the server has another secret.
       ClusterConfigError: another program answers at the address.
     """
-    request = messages.StatsRequest(protocol=messages.PROTOCOL, wait=wait)
+    request = messages.StatsRequest(wait=wait)
     answer = control.call(messages.STATS, request, wait, patient=False)
     return answer if answer["status"] == "stats" else None
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from tfdist.config import validation
 from tfdist.config.cluster import tf_config_text
 from tfdist.config.printing import printable
-from tfdist.control import observer
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.errors import ClusterConfigError, TfdistError
+from tfdist.observe import observer
 from tfdist.ps.stats import rates
 from tfdist.ps.stats.rates import Reading, ServerRates
 

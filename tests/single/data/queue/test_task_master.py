@@ -11,12 +11,13 @@ from concurrent import futures
 import pytest
 
 from tfdist.config.cluster import Cluster
-from tfdist.control import messages, waiting
+from tfdist.control import callers, waiting
 from tfdist.control.client import UnreachableError
 from tfdist.control.held_calls import ClientContext
+from tfdist.data.queue import messages
 from tfdist.data.queue.client import TaskClient
 from tfdist.data.queue.description import Description, FilePosition, Spec
-from tfdist.data.queue.master import PART, TaskMaster
+from tfdist.data.queue.master import TaskMaster
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError
 
 RANGES = Spec("ranges", 10, 4, "", (), 2, False, None, 5.0)
@@ -91,15 +92,12 @@ def test_another_worker_counts_if_the_first_is_dead(job):
 
 def open_request(rank=0, **changes):
     request = messages.TaskOpenRequest(
-        protocol=messages.PROTOCOL,
-        fingerprint=messages.fingerprint(cluster().training_addresses),
+        fingerprint=callers.fingerprint(cluster().training_addresses),
         process=f"process {rank}",
         rank=rank,
         queue="train",
         digest=RANGES.digest,
-        part=0,
-        parts=0,
-        data="",
+        description=None,
         wait=0.0,
     )
     return dataclasses.replace(request, **changes)
@@ -142,13 +140,11 @@ def test_other_files_are_refused_with_the_first_difference(job, files, first):
     assert first in str(caught.value)
 
 
-def test_many_files_travel_in_parts(job):
+def test_a_queue_of_many_files(job):
     files = tuple((f"é{i:05}", 10) for i in range(5000))
     places = tuple(FilePosition(i, 0, 1, 0, 10) for i in range(5000))
     spec = dataclasses.replace(FILES, files=files)
     assert job.client(0).open("train", spec, describing(spec, places)).tasks == 5000
-    sent = messages.encode(open_request(data="é\0" * 5000, parts=1))
-    assert len(sent) < messages.MAX_REQUEST_BYTES
 
 
 def test_an_epoch_of_two_workers(job):
@@ -200,9 +196,7 @@ def test_a_parked_task_is_named(job, caplog):
         client.report("train", {}, [task.lease], failed=True)
     assert "task 1 (records 2 to 2 of 'a') came back from worker 1 at b:2" in caplog.text
     assert "task 1 (records 2 to 2 of 'a') is parked: 3 workers in a row have died" in caplog.text
-    (shown,) = job.call(
-        messages.TASK_STATUS, messages.TaskStatusRequest(messages.PROTOCOL, 0.0), 0.0
-    )["queues"]
+    (shown,) = job.call(messages.TASK_STATUS, messages.TaskStatusRequest(0.0), 0.0)["queues"]
     assert shown["parked"] == [{"task": "task 1 (records 2 to 2 of 'a')", "deaths": 3}]
     assert "parked" in job.master.unfinished()[0]
 
@@ -257,19 +251,15 @@ def test_only_rank_0_restores(job):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"protocol": 1}, "protocol"),
         ({"fingerprint": "0"}, "another cluster"),
         ({"rank": 2}, "the caller says rank 2"),
         ({"rank": -1}, "the caller says rank -1"),
         ({"process": ""}, "identity"),
         ({"queue": ""}, "name of a queue"),
         ({"queue": "x" * 101}, "name of a queue"),
-        ({"parts": -1}, "parts"),
-        ({"parts": 2000}, "parts"),
-        ({"parts": 2, "part": 2}, "parts"),
-        ({"parts": 1, "data": "x" * 20_000}, "characters"),
-        ({"parts": 1, "data": "{}"}, "description"),
-        ({"parts": 1, "data": "[" * 9_000}, "description"),
+        ({"description": ""}, "description"),
+        ({"description": "{}"}, "description"),
+        ({"description": "[" * 9_000}, "description"),
     ],
 )
 def test_what_is_no_valid_request_is_refused(job, changes, reason):
@@ -298,7 +288,7 @@ def test_a_description_of_wrong_numbers_is_refused(job, field, value):
     fields = json.loads(Description(RANGES).text())
     fields["spec"][field] = value
     answer = job.master.handlers[messages.TASK_OPEN](
-        open_request(parts=1, data=json.dumps(fields)), ClientContext()
+        open_request(description=json.dumps(fields)), ClientContext()
     )
     assert answer["status"] == "refused"
 
@@ -310,25 +300,37 @@ def test_a_place_outside_of_the_files_is_refused(job, place):
     fields = json.loads(Description(FILES, PLACES).text())
     fields["places"][0] = place
     answer = job.master.handlers[messages.TASK_OPEN](
-        open_request(parts=1, data=json.dumps(fields)), ClientContext()
+        open_request(description=json.dumps(fields)), ClientContext()
     )
     assert answer["status"] == "refused"
 
 
-@pytest.mark.parametrize("held", ["", "7", "[[1]]", "[[1, -1]]", "[[true, 1]]", "[" * 50_000])
-def test_a_report_of_no_leases_is_refused(job, held):
-    job.client(0).open("train", RANGES, describing(RANGES))
+def report(**changes):
     who = dataclasses.asdict(open_request())
     request = messages.TaskReportRequest(
-        **{name: who[name] for name in ("protocol", "fingerprint", "process", "rank", "queue")},
-        held=held,
-        released="[]",
-        refused="[]",
+        **{name: who[name] for name in ("fingerprint", "process", "rank", "queue")},
+        held=[],
+        released=[],
+        refused=[],
         failed=False,
         wait=0.0,
     )
-    answer = job.master.handlers[messages.TASK_REPORT](request, ClientContext())
-    assert answer["status"] == "refused"
+    return dataclasses.replace(request, **changes)
+
+
+def test_a_report_of_no_leases_is_refused(job):
+    job.client(0).open("train", RANGES, describing(RANGES))
+    many = [messages.HeldLease(lease, 0) for lease in range(1001)]
+    for changes in (
+        {"held": [messages.HeldLease(1, -1)]},
+        {"held": many},
+        {"released": [0] * 1001},
+        {"refused": [0] * 1001},
+    ):
+        answer = job.master.handlers[messages.TASK_REPORT](report(**changes), ClientContext())
+        assert answer["status"] == "refused", changes
+    answer = job.master.handlers[messages.TASK_REPORT](report(held=many[1:]), ClientContext())
+    assert answer == {"status": "reported", "lost": list(range(1, 1001))}
 
 
 def test_a_worker_waits_for_its_master_and_then_says_so(job, caplog, monkeypatch):
@@ -347,72 +349,28 @@ class Calls:
     def __init__(self):
         self.now = 0.0
         workers = Cluster(workers=tuple(f"a:{i + 1}" for i in range(8)), task_index=0)
-        self.fingerprint = messages.fingerprint(workers.training_addresses)
+        self.fingerprint = callers.fingerprint(workers.training_addresses)
         self.master = TaskMaster(workers, clock=lambda: self.now)
 
     def call(self, method, **fields):
-        who = {"protocol": messages.PROTOCOL, "fingerprint": self.fingerprint, "wait": 0.0}
+        who = {"fingerprint": self.fingerprint, "wait": 0.0}
         rank = fields.setdefault("rank", 1)
         who["process"] = f"process {rank}"
-        request = messages.REQUESTS[method](**{**who, **fields})
+        request = method.request(**{**who, **fields})
         return self.master.handlers[method](request, ClientContext())
 
-    def describe(self, queue, part=0, parts=1000, **fields):
-        fields = {"digest": "", "data": "x" * PART, **fields}
-        return self.call(messages.TASK_OPEN, queue=queue, part=part, parts=parts, **fields)
-
-    def unfinished(self):
-        return sum(text.characters for text in self.master._unfinished.values())
-
-
-def test_a_worker_cannot_begin_descriptions_without_end():
-    calls = Calls()
-    for i in range(64):
-        assert calls.describe(f"queue {i}")["status"] == "received"
-    answer = calls.describe("one more")
-    assert answer["status"] == "refused"
-    assert "worker 1 at a:2 describes 64 queues at a time, expected at most 64" in answer["reason"]
-    assert calls.describe("queue 7", part=1)["status"] == "received"  # a known one goes on
-    assert calls.describe("its own", rank=2)["status"] == "received"
-    calls.now = 61.0  # nobody goes on with them
-    assert calls.describe("one more")["status"] == "received" and calls.unfinished() == PART
-
-
-def test_unfinished_descriptions_have_a_bound_for_each_worker_and_for_all():
-    calls, refused = Calls(), []
-    for rank in range(6):
-        for part in range(20):
-            for queue in range(64):
-                answer = calls.describe(f"queue {queue}", part, rank=rank)
-                if answer["status"] == "refused":
-                    refused.append((rank, answer["reason"]))
-    of_worker, of_all = 1000 * PART, 4000 * PART
-    assert calls.unfinished() == of_all
-    assert f"at most {of_worker} characters" in refused[0][1] and "worker 0 at" in refused[0][1]
-    assert f"at most {of_all} characters" in refused[-1][1] and "from all workers" in refused[-1][1]
-    assert {rank for rank, _ in refused} == set(range(6))
-    # A part that comes again, or out of order, is not kept twice.
-    assert calls.describe("queue 0", 3, rank=0)["status"] == "refused"
-    for queue in ("a", "a", "a"):
-        Calls().describe(queue, 5)
-
-
-def test_a_state_in_the_making_counts_too():
-    calls = Calls()
-    for part in range(999):
-        answer = calls.call(messages.TASK_STATE, rank=0, part=part, parts=1000, data="x" * PART)
-        assert answer["status"] == "received"
-    assert calls.describe("a", rank=0)["status"] == "received"
-    assert calls.describe("b", rank=0)["status"] == "refused"
+    def describe(self, queue, description=None, **fields):
+        fields = {"digest": "", **fields}
+        return self.call(messages.TASK_OPEN, queue=queue, description=description, **fields)
 
 
 def test_queues_that_nobody_describes_make_room():
     calls = Calls()
     for i in range(64):
-        assert calls.describe(f"queue {i}", parts=0, data="")["status"] == "describe"
-    assert calls.describe("x", parts=0, data="", rank=2)["status"] == "refused"
+        assert calls.describe(f"queue {i}")["status"] == "describe"
+    assert calls.describe("x", rank=2)["status"] == "refused"
     calls.now = 16.0
-    assert calls.describe("x", parts=0, data="", rank=2)["status"] == "describe"
+    assert calls.describe("x", rank=2)["status"] == "describe"
 
 
 def test_all_queues_together_have_a_bound_of_tasks():
@@ -421,7 +379,7 @@ def test_all_queues_together_have_a_bound_of_tasks():
     for i in range(5):
         spec = Spec("ranges", 10**6, 1, "", (), None, False, i, 5.0)
         text = Description(spec).text()
-        answers.append(calls.describe(f"queue {i}", parts=1, data=text, digest=spec.digest))
+        answers.append(calls.describe(f"queue {i}", description=text, digest=spec.digest))
     assert [answer["status"] for answer in answers] == ["open"] * 4 + ["refused"]
     assert "expected at most 4000000 tasks in all queues, received 5000000" in answers[4]["reason"]
 
@@ -430,7 +388,7 @@ def test_a_worker_has_a_bound_of_tasks():
     calls = Calls()
     spec = Spec("ranges", 2000, 1, "", (), None, False, 1, 5.0)
     text = Description(spec).text()
-    calls.describe("train", parts=1, data=text, digest=spec.digest)
+    calls.describe("train", description=text, digest=spec.digest)
 
     def lease(rank):
         return calls.call(messages.TASK_LEASE, rank=rank, queue="train", epoch=0, waits=False)
@@ -446,7 +404,7 @@ def test_a_worker_has_a_bound_of_tasks():
 def test_epochs_that_do_not_exist_are_refused(method, epoch):
     calls = Calls()
     spec = Spec("ranges", 10, 1, "", (), None, False, 1, 5.0)
-    calls.describe("train", parts=1, data=Description(spec).text(), digest=spec.digest)
+    calls.describe("train", description=Description(spec).text(), digest=spec.digest)
     fields = {
         messages.TASK_LEASE: {"epoch": epoch, "waits": True},
         messages.TASK_END: {"epoch": epoch, "waits": True, "idle": True},
@@ -463,25 +421,13 @@ def test_the_end_of_an_unknown_queue_is_unknown():
     assert answer["status"] == "refused"
 
 
-@pytest.mark.parametrize(
-    "listed", ["7", "{}", "[[1]]", "[-1]", "[true]", "[1e308]", "[NaN]", "[" * 9_000]
-)
-@pytest.mark.parametrize("field", ["released", "refused"])
-def test_what_is_no_list_of_leases_is_refused(field, listed):
-    calls = Calls()
-    spec = Spec("ranges", 10, 1, "", (), None, False, 1, 5.0)
-    calls.describe("train", parts=1, data=Description(spec).text(), digest=spec.digest)
-    lists = {"held": "[]", "released": "[]", "refused": "[]", field: listed}
-    answer = calls.call(messages.TASK_REPORT, queue="train", failed=False, **lists)
-    assert answer["status"] == "refused"
-
-
 def test_nobody_ends_or_gives_back_the_tasks_of_another_process():
     calls = Calls()
     spec = Spec("ranges", 10, 10, "", (), 1, False, 1, 5.0)
-    calls.describe("train", parts=1, data=Description(spec).text(), digest=spec.digest)
+    calls.describe("train", description=Description(spec).text(), digest=spec.digest)
     lease = calls.call(messages.TASK_LEASE, queue="train", epoch=0, waits=False)["lease"]
-    lists = {"held": f"[[{lease}, 10]]", "released": f"[{lease}]", "refused": f"[{lease}]"}
+    held = [messages.HeldLease(lease, 10)]
+    lists = {"held": held, "released": [lease], "refused": [lease]}
     answer = calls.call(messages.TASK_REPORT, rank=2, queue="train", failed=True, **lists)
     assert answer["lost"] == [lease]
     answer = calls.call(messages.TASK_END, rank=2, queue="train", epoch=0, idle=True, waits=True)

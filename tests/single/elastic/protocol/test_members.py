@@ -7,8 +7,8 @@ import json
 import uuid
 
 from tfdist.config.elastic import MAX_WORKERS
-from tfdist.control import messages
-from tfdist.elastic.protocol import proofs
+from tfdist.control import encoding, pieces
+from tfdist.elastic.protocol import messages, proofs
 from tfdist.elastic.protocol.members import Generation, Member
 
 
@@ -24,10 +24,10 @@ def generation(size: int) -> Generation:
     return Generation(2**40, members, newcomers, "j" * 16, "s" * 32)
 
 
-def test_a_generation_as_a_text():
+def test_a_generation_on_its_way():
     for size in (1, 2, MAX_WORKERS):
         written = generation(size)
-        read = Generation.from_text(written.to_text())
+        read = Generation.from_fields(json.loads(json.dumps(written.to_fields())))
         assert read == written and read.mark == written.mark
 
 
@@ -43,21 +43,20 @@ def test_a_request_of_the_largest_job_fits_the_limit():
     reference = generation(MAX_WORKERS)
     me = reference.members[-1]
     request = messages.ElasticFormRequest(
-        protocol=messages.PROTOCOL,
         fingerprint="f" * 16,
         process=me.process,
         name=me.name,
         address=me.address,
-        description=json.dumps({str(i): "x" * 1000 for i in range(4)}),
+        description={str(i): "x" * 1000 for i in range(4)},
         call=2**62,
         number=reference.number,
         mark=reference.mark,
         holds_state=True,
         highest=2**62,
-        dead=json.dumps([member.process for member in reference.members[:-1]]),
+        dead=[member.process for member in reference.members[:-1]],
         nonce="",
         proof="",
         wait=4.0,
     )
     request = proofs.prove(request, reference.members[0].process)
-    assert len(messages.encode(request)) < messages.MAX_REQUEST_BYTES
+    assert len(encoding.encode(request)) < pieces.MAX_REQUEST_BYTES

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfdist.control import messages
 from tfdist.control.client import Caller, ControlClient, UnreachableError
-from tfdist.control.clock import Offset, Probe, domain, estimate
 from tfdist.errors import TfdistError
+from tfdist.observe.clock import CLOCK, ClockRequest, Offset, Probe, domain, estimate
 
 _PROBES = 8
 # Seconds for which one probe waits.
@@ -86,12 +85,12 @@ class ClockClient:
         if client is None:
             client = ControlClient(self._caller, self._secret, address, f"the task at {address}")
             self._clients[address] = client
-        request = messages.ClockRequest(protocol=messages.PROTOCOL, wait=_WAIT)
+        request = ClockRequest(wait=_WAIT)
         probes: list[Probe] = []
         # The first call also connects and fetches a challenge.
         for _ in range(_PROBES + 1):
             asked = time.monotonic_ns()
-            found = client.call(messages.CLOCK, request, _WAIT, patient=False)
+            found = client.call(CLOCK, request, _WAIT, patient=False)
             answered = time.monotonic_ns()
             reference, received, sent = _fields_of(found)
             if reference == domain():

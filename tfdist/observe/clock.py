@@ -23,7 +23,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tfdist.control import messages
+from tfdist.control.held_calls import ClientContext
+from tfdist.control.service import Service
+
+
+@dataclasses.dataclass(frozen=True)
+class ClockRequest:
+    """A task asks any other one for its clock."""
+
+    wait: float
+
+
+CLOCKS = Service("Clocks", 1, "a task of the job")
+CLOCK = CLOCKS.method(ClockRequest, is_quick=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,22 +95,18 @@ def domain() -> str:
     return f"{boot} {namespace}"
 
 
-def answer(request: messages.ClockRequest, received: int) -> dict[str, Any]:
-    """Answers a probe.
-
-    Args:
-      request: the probe.
-      received: when it was received, in ns of the steady clock.
-    """
-    problem = messages.reason_to_refuse(request)
-    if problem is not None:
-        return {"status": "refused", "reason": problem}
+def answer(request: ClockRequest, context: ClientContext) -> dict[str, Any]:
+    """Answers a probe."""
     return {
         "status": "clock",
         "domain": domain(),
-        "received": received,
+        "received": context.received,
         "sent": time.monotonic_ns(),
     }
+
+
+# Of every task's server.
+HANDLERS = {CLOCK: answer}
 
 
 def estimate(probes: Iterable[Probe], reference: str) -> Offset:
