@@ -18,7 +18,7 @@ from tfdist.launch.output import (
     TaskOutput,
     terminal_size,
 )
-from tfdist.launch.policy import TaskRole
+from tfdist.launch.policies.decisions import TaskRole
 from tfdist.launch.process import Exit, ProcessSpec, TaskProcess
 
 # Starts a process whose stdout and stderr the sinks receive.

@@ -31,7 +31,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from tfdist.config.elastic import Elastic
 from tfdist.errors import Preempted
-from tfdist.launch.policy import EndDecision, TaskEnd, Verdict
+from tfdist.launch.policies.decisions import EndDecision, TaskEnd, Verdict
 
 # The failures that the report lists.
 _MAX_SURVIVED = 10

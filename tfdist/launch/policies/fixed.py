@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tfdist.errors import Preempted
-from tfdist.launch.policy import EndDecision, TaskEnd, TaskRole, Verdict
+from tfdist.launch.policies.decisions import EndDecision, TaskEnd, TaskRole, Verdict
 
 
 class FixedPolicy:
