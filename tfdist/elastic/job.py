@@ -101,7 +101,7 @@ class Unit:
 
 
 class _Change(NamedTuple):
-    """What the next generation has brought to this process."""
+    """The result of the next generation for this process."""
 
     # The others have done its unit of work already.
     is_done: bool

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 
 
 class Phase(enum.Enum):
-    """What this process does in the job; the module's drawing has the transitions."""
+    """The part of this process in the job; the module's drawing has the transitions."""
 
     NEWCOMER = enum.auto()
     STOPPING = enum.auto()

@@ -94,7 +94,7 @@ class ElasticWorkers:
         job.start(index)
 
     def carry_out(self, task: Task, decision: EndDecision) -> None:
-        """Carries out what follows from the end of a worker."""
+        """Carries out the decision on the end of a worker."""
         if decision.verdict is Verdict.FINISHED:
             self._finished(task, decision)
             return

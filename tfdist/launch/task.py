@@ -49,7 +49,7 @@ class TaskSpec:
 
     @property
     def role(self) -> TaskRole:
-        """What it is for, as a policy needs it."""
+        """Its purpose, as a policy needs it."""
         return TaskRole(self.trains, self.serves, self.prepares_data)
 
     @property
