@@ -100,7 +100,7 @@ class Launcher:
         if keywords:
             text = "import sys; from pathlib import Path, PosixPath\n"
             text += "from tfdist.launch import run\n"
-            text += "from tfdist.launch.elastic_policy import Backoff, WorkerRange\nsys.exit("
+            text += "from tfdist.launch.policies.elastic import Backoff, WorkerRange\nsys.exit("
             text += f"run.run(run.LaunchOptions(Path({str(script)!r}), **{keywords!r})))"
             command = [self._python, "-c", text]
         else:

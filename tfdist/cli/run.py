@@ -12,9 +12,9 @@ from tfdist.cli.arguments import seconds, whole_number
 from tfdist.config.printing import printable
 from tfdist.errors import ClusterConfigError
 from tfdist.launch.binding import Binding
-from tfdist.launch.elastic_policy import WorkerRange
 from tfdist.launch.hosts.cooldown import Cooldown
 from tfdist.launch.hosts.host_list import Host, parse_host_lines, parse_hosts
+from tfdist.launch.policies.elastic import WorkerRange
 
 DESCRIPTION = """\
 Starts the tasks of a training job on this machine, or with --hosts on several over ssh: each runs

@@ -46,7 +46,7 @@ def run(chosen: argparse.Namespace) -> int:
     from tfdist.config.job_file import JobFile
     from tfdist.config.printing import printable_line
     from tfdist.errors import ClusterConfigError
-    from tfdist.launch.elastic_policy import ScaleError
+    from tfdist.launch.policies.elastic import ScaleError
     from tfdist.launch.scale_channel import request_scale
 
     file: Path = chosen.job

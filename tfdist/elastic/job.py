@@ -15,7 +15,8 @@ member it is done, or has left no trace. When a member dies in unit 8:
 
 Two survivors differ by one unit at most, because unit 9 needs all members of the old generation. If
 nobody has done unit 8, all do it again. All members derive the same decision from the same
-all-gather. A *newcomer* receives the whole state in the same place.
+all-gather. A *newcomer* receives the whole state in the same place. `Phase` has the phases of
+a process's part in the job, and a drawing of their transitions.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -43,6 +44,7 @@ from tfdist.elastic.data_values import differences
 from tfdist.elastic.membership import Membership, World
 from tfdist.elastic.owed import OwedCalls
 from tfdist.elastic.peers import Outside
+from tfdist.elastic.phase import PHASE_TRANSITIONS, Phase, PlannedChange
 from tfdist.elastic.records import CallRecords
 from tfdist.elastic.values import (
     assign_values,
@@ -52,6 +54,7 @@ from tfdist.elastic.values import (
 )
 from tfdist.errors import TfdistError, brief
 from tfdist.preemption.notice import notice
+from tfdist.state_machine import StateMachine
 
 _log = logging.getLogger("tfdist.elastic")
 # A unit that fails more often with the same members is not tried again.
@@ -97,6 +100,15 @@ class Unit:
     equalizes: bool = False
 
 
+class _Change(NamedTuple):
+    """The result of the next generation for this process."""
+
+    # The others have done its unit of work already.
+    is_done: bool
+    # All members had died, and this newcomer has formed the job again.
+    is_formed_again: bool
+
+
 class JobState(Protocol):
     """The state that a newcomer receives."""
 
@@ -138,10 +150,7 @@ class ElasticJob:
       communicator: the members.
       calls: the script's calls of `fit`, `evaluate` and `predict`.
       records: what they have left.
-      is_newcomer: whether this process has not yet received the members' state.
       units: the number of units of work that are done.
-      ends: whether all members stop after the current step, because of preemption notices.
-      leaves: whether this process alone does.
       owed: what rank 0 does alone since the last unit of work.
 
     Raises:
@@ -166,15 +175,14 @@ class ElasticJob:
         self.start_workers = elastic.start(cluster)
         self.units = 0
         self.recoveries = 0
-        self.ends = self.leaves = False
+        self._part = StateMachine("a process", PHASE_TRANSITIONS, Phase.NEWCOMER)
+        self._planned = PlannedChange.NONE
         self._described: tuple[str, ...] = ()
         self._has_told_notice = False  # in the last step
         self._last = Unit("nothing", lambda: None)  # the last unit of work that was done
         self.state: JobState | None = None
         self.owed = OwedCalls()
         self._followers: list[Callable[[World, int], None]] = []
-        self._change_is_planned = self._member_leaves = False
-        self._is_formed_again = False
         # How often one unit has failed with the same members.
         self._vain = 0
         self._failed_with: tuple[str, ...] = ()
@@ -201,8 +209,8 @@ class ElasticJob:
                 resizable=True,
             )
             self._membership.watch(self.communicator)
-            self.is_newcomer = self._membership.begin() is None
-            if not self.is_newcomer:
+            if self._membership.begin() is not None:
+                self._part.go(Phase.MEMBER)
                 self._go_on(Unit("the beginning of the job", lambda: None))
         except BaseException:
             self._membership.leave()
@@ -212,6 +220,21 @@ class ElasticJob:
     def rank(self) -> int:
         """This process's rank among the members; 0 for a newcomer, which is alone."""
         return 0 if self._leads else self.communicator.rank
+
+    @property
+    def is_newcomer(self) -> bool:
+        """Whether this process has not yet received the members' state."""
+        return self._part.state in (Phase.NEWCOMER, Phase.STOPPING)
+
+    @property
+    def ends(self) -> bool:
+        """Whether all members stop after the current step, because of preemption notices."""
+        return self._part.state in (Phase.ENDING, Phase.STOPPING)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this process alone stops after the current step."""
+        return self._part.state is Phase.LEAVING
 
     @property
     def is_leader(self) -> bool:
@@ -385,8 +408,7 @@ class ElasticJob:
           Exception: what the unit raises for another reason than a lost member.
         """
         self._check_open()
-        may_change = unit.admits or (self._member_leaves and unit.lets_leave)
-        if self._change_is_planned and may_change and self._go_on(unit):
+        if self._changes_before(unit) and self._go_on(unit).is_done:
             return unit.healed()
         while True:
             try:
@@ -400,7 +422,7 @@ class ElasticJob:
                 self.count_unit(unit)
                 return result
             self.recoveries += 1
-            is_done = self._go_on(unit)
+            is_done = self._go_on(unit).is_done
             _log.warning(
                 "%s: goes on as rank %d of %d", self.cluster.task_name, self.rank, self.size
             )
@@ -422,9 +444,7 @@ class ElasticJob:
         """
         self._check_open()
         self.state = state
-        self._is_formed_again = False
-        self._go_on(Unit("joining", lambda: None))
-        return not self._is_formed_again
+        return not self._go_on(Unit("joining", lambda: None)).is_formed_again
 
     def count_unit(self, unit: Unit) -> None:
         """Notes that a unit of work is done."""
@@ -457,18 +477,19 @@ class ElasticJob:
           tf.errors.OpError: a member was lost; the next call forms the next generation.
           Exception: as for `run`.
         """
-        self._is_formed_again = False
-        is_due = self.is_newcomer or self._change_is_planned or self.communicator.failed()
-        if is_due:
-            self._go_on(unit)
-        if not is_due or self._is_formed_again:
+        is_due = self.is_newcomer or self.change_is_planned or self.communicator.failed()
+        if not is_due or self._go_on(unit).is_formed_again:
             self._agree(unit)
         return is_due
 
     @property
     def change_is_planned(self) -> bool:
         """Whether all members form the next generation before their next unit of work."""
-        return self._change_is_planned
+        return self._planned is not PlannedChange.NONE
+
+    def _changes_before(self, unit: Unit) -> bool:
+        departs = self._planned is PlannedChange.DEPARTURE and unit.lets_leave
+        return departs or (self.change_is_planned and unit.admits)
 
     def flags(self) -> list[float]:
         """What this member tells the others in a step: [newcomers wait, it has a notice]."""
@@ -478,16 +499,27 @@ class ElasticJob:
     def take_flags(self, flags: Sequence[float]) -> None:
         """Takes the sum of all members' `flags` after a step."""
         newcomers, leaving = (round(flag) for flag in flags)
-        if newcomers:
-            self._change_is_planned = True
+        if newcomers and not self.change_is_planned:
+            self._planned = PlannedChange.ADMISSION
         if not leaving:
             return
         if self.size - leaving < self.elastic.min_workers:
-            self.ends = True
-        elif self._has_told_notice:
-            self.leaves = True
-        else:
-            self._change_is_planned = self._member_leaves = True
+            if not self.ends:
+                self._part.go(Phase.STOPPING if self.is_newcomer else Phase.ENDING)
+        elif not self._has_told_notice:
+            self._planned = PlannedChange.DEPARTURE
+        elif self._part.state is Phase.MEMBER:
+            self._part.go(Phase.LEAVING)
+
+    def _fall_behind(self) -> None:
+        """Notes that the others have gone on without this process."""
+        if not self.is_newcomer:
+            self._part.go(Phase.STOPPING if self.ends else Phase.NEWCOMER)
+        self.owed.drop()
+
+    def _join(self) -> None:
+        """Notes that this newcomer is a member."""
+        self._part.go(Phase.ENDING if self.ends else Phase.MEMBER)
 
     def mark_end(self) -> None:
         """Tells later processes that the job has ended, when a script has done its work.
@@ -531,11 +563,11 @@ class ElasticJob:
             )
         self.pause(min(_LONGEST_PAUSE, 0.1 * (self._idle_generations - _PAUSES_AFTER)))
 
-    def _go_on(self, unit: Unit) -> bool:
-        """Forms the next generation; returns whether the others have done the unit already."""
+    def _go_on(self, unit: Unit) -> _Change:
+        """Forms the next generation, and brings this process to its state."""
         began = time.monotonic()
         before, was_newcomer = self.size, self.is_newcomer
-        admits = unit.admits
+        admits, is_formed_again = unit.admits, False
         while True:
             self._count_generation(unit)
             try:
@@ -546,8 +578,7 @@ class ElasticJob:
                     on_too_few=self._save,
                 )
             except Outside:
-                self.is_newcomer = True
-                self.owed.drop()
+                self._fall_behind()
                 # The members do not wait for it meanwhile.
                 self.communicator.leave()
                 raise LeftBehindError(
@@ -555,10 +586,11 @@ class ElasticJob:
                 ) from None
             if self.is_newcomer and not world.is_newcomer:
                 # All members had died, and the newcomers were founders.
-                self._is_formed_again, self.is_newcomer, self.units = True, False, 0
+                self._join()
+                is_formed_again, self.units = True, 0
             # Without newcomers there may be too few members, which only then may go on.
-            self._change_is_planned = world.size < self.elastic.min_workers
-            self._member_leaves = False
+            has_too_few = world.size < self.elastic.min_workers
+            self._planned = PlannedChange.ADMISSION if has_too_few else PlannedChange.NONE
             try:
                 with self._saying_that_it_waits():
                     is_done = self._agree(unit)
@@ -574,7 +606,7 @@ class ElasticJob:
             except _NotNow:
                 admits = False
                 continue
-            joined = "joined the job: " if was_newcomer and not self._is_formed_again else ""
+            joined = "joined the job: " if was_newcomer and not is_formed_again else ""
             _log.info(
                 "%s: "
                 + joined
@@ -582,7 +614,7 @@ class ElasticJob:
                 *(self.cluster.task_name, self.rank, self.size, before, world.generation),
                 *(self.units, time.monotonic() - began),
             )
-            return is_done
+            return _Change(is_done, is_formed_again)
 
     def _saying_that_it_waits(self) -> contextlib.AbstractContextManager[None]:
         """While a newcomer waits for the members' state, its log says so."""
@@ -660,7 +692,7 @@ class ElasticJob:
         assert self._membership.world is not None
         self.units = units
         if self.is_newcomer:
-            self.is_newcomer = False
+            self._join()
             self._member_since = self._membership.world.generation
             self.calls.begin_after(calls)
             self._membership.establish()

@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from tfdist.errors import Preempted
-from tfdist.launch.elastic_policy import ElasticPolicy, ScaleError, SlotState
 from tfdist.launch.hosts import discovery
 from tfdist.launch.hosts.connection import HostConnection
 from tfdist.launch.hosts.cooldown import Cooldown
 from tfdist.launch.hosts.elastic_hosts import ElasticHosts, NoRoomYetError
 from tfdist.launch.hosts.host_list import Host
-from tfdist.launch.policy import EndDecision, Verdict
+from tfdist.launch.policies.decisions import EndDecision, Verdict
+from tfdist.launch.policies.elastic import ElasticPolicy, ScaleError, SlotState
 from tfdist.launch.running_job import Outcome, RunningJob
 from tfdist.launch.scale_channel import ScaleRequest, ScaleServer
 from tfdist.launch.task import Task
@@ -94,7 +94,7 @@ class ElasticWorkers:
         job.start(index)
 
     def carry_out(self, task: Task, decision: EndDecision) -> None:
-        """Carries out what follows from the end of a worker."""
+        """Carries out the decision on the end of a worker."""
         if decision.verdict is Verdict.FINISHED:
             self._finished(task, decision)
             return

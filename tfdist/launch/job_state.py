@@ -27,7 +27,7 @@ from tfdist.state_machine import StateMachine
 
 
 class JobState(enum.Enum):
-    """What a job does; the module's drawing has the transitions."""
+    """The state of a job; the module's drawing has the transitions."""
 
     RUNNING = enum.auto()
     RESTARTING = enum.auto()

@@ -28,15 +28,15 @@ from tfdist.config.settings import Settings, environment_with_secret
 from tfdist.errors import ClusterConfigError
 from tfdist.launch.binding import Binding
 from tfdist.launch.debug_directory import debug_directory
-from tfdist.launch.elastic_policy import Backoff, ElasticPolicy, WorkerRange
 from tfdist.launch.elastic_workers import ElasticWorkers
-from tfdist.launch.fixed_policy import FixedPolicy
 from tfdist.launch.hosts import discovery
 from tfdist.launch.hosts.connection import AgentCommand
 from tfdist.launch.hosts.cooldown import Cooldown
 from tfdist.launch.hosts.host_list import Host, place
 from tfdist.launch.hosts.pool import Connector, HostPool, JobCommand, Site, this_machine
 from tfdist.launch.output import OutputStream, output_streams
+from tfdist.launch.policies.elastic import Backoff, ElasticPolicy, WorkerRange
+from tfdist.launch.policies.fixed import FixedPolicy
 from tfdist.launch.ports import free_range
 from tfdist.launch.private_directory import private_directory
 from tfdist.launch.running_job import RunningJob

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 
 from tfdist.config.local_sockets import short, user_of
-from tfdist.launch.elastic_policy import ScaleError
+from tfdist.launch.policies.elastic import ScaleError
 from tfdist.launch.private_directory import private_directory
 
 # Bytes of a request, and of an answer: a line for each slot.

@@ -17,7 +17,7 @@ from tfdist.config.printing import without_colours
 from tfdist.errors import Preempted
 from tfdist.launch.elastic_workers import ElasticWorkers
 from tfdist.launch.job_state import JobState
-from tfdist.launch.policy import EndDecision, JobPolicy, TaskEnd, Verdict
+from tfdist.launch.policies.decisions import EndDecision, JobPolicy, TaskEnd, Verdict
 from tfdist.launch.running_job import Outcome, RunningJob, listed
 from tfdist.launch.task import Task
 

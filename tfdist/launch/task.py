@@ -18,7 +18,7 @@ from tfdist.launch.output import (
     TaskOutput,
     terminal_size,
 )
-from tfdist.launch.policy import TaskRole
+from tfdist.launch.policies.decisions import TaskRole
 from tfdist.launch.process import Exit, ProcessSpec, TaskProcess
 
 # Starts a process whose stdout and stderr the sinks receive.
@@ -49,7 +49,7 @@ class TaskSpec:
 
     @property
     def role(self) -> TaskRole:
-        """What it is for, as a policy needs it."""
+        """Its purpose, as a policy needs it."""
         return TaskRole(self.trains, self.serves, self.prepares_data)
 
     @property

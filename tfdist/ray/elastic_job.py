@@ -16,8 +16,8 @@ from typing import Any
 import ray
 
 from tfdist.errors import RayJobError
-from tfdist.launch.elastic_policy import ElasticPolicy, SlotState
-from tfdist.launch.policy import EndDecision, Verdict, decide_alone
+from tfdist.launch.policies.decisions import EndDecision, Verdict, decide_alone
+from tfdist.launch.policies.elastic import ElasticPolicy, SlotState
 from tfdist.ray.job import RayJob, TaskFailed, failed
 from tfdist.ray.request import RayResult
 from tfdist.ray.task import TaskHandle

@@ -8,8 +8,8 @@ from typing import Any
 
 import ray
 
-from tfdist.launch.fixed_policy import FixedPolicy
-from tfdist.launch.policy import TaskRole, Verdict, decide_alone
+from tfdist.launch.policies.decisions import TaskRole, Verdict, decide_alone
+from tfdist.launch.policies.fixed import FixedPolicy
 from tfdist.ray.job import RayJob, TaskFailed, failed
 from tfdist.ray.request import RayResult
 from tfdist.ray.task import Ending

@@ -11,7 +11,7 @@ import ray
 
 from tfdist.config import settings
 from tfdist.errors import Preempted, RayJobError
-from tfdist.launch.policy import TaskEnd
+from tfdist.launch.policies.decisions import TaskEnd
 from tfdist.ray.placement import placed
 from tfdist.ray.request import RayRequest, RayResult
 from tfdist.ray.task import Ending, TaskHandle, first_line, serve

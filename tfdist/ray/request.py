@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import ClusterConfigError
-from tfdist.launch.elastic_policy import WorkerRange
+from tfdist.launch.policies.elastic import WorkerRange
 
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _ELASTIC_FAILURES = 10

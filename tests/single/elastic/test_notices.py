@@ -8,7 +8,9 @@ import pytest
 
 from tfdist.config.elastic import Elastic
 from tfdist.elastic.job import ElasticJob
+from tfdist.elastic.phase import PHASE_TRANSITIONS, Phase, PlannedChange
 from tfdist.preemption.notice import notice
+from tfdist.state_machine import StateMachine
 
 
 @pytest.fixture
@@ -17,7 +19,9 @@ def job():
     made.elastic = Elastic(1, 2)
     made.communicator = types.SimpleNamespace(size=2)
     made._membership = types.SimpleNamespace(newcomers_wait=lambda: False)
-    made.ends = made.leaves = made._change_is_planned = made._member_leaves = False
+    made._part = StateMachine("a process", PHASE_TRANSITIONS, Phase.NEWCOMER)
+    made._part.go(Phase.MEMBER)
+    made._planned = PlannedChange.NONE
     return made
 
 
@@ -37,8 +41,9 @@ def test_one_leaves_and_two_end(job, monkeypatch):
     monkeypatch.setattr(notice, "at", 1.0)
     assert job.flags() == [0.0, 1.0]
     job.take_flags([0.0, 1.0])
-    assert job.leaves and not job.ends
-    job.leaves = False
+    assert job.leaves and not job.ends and not job.change_is_planned
+    job.take_flags([0.0, 1.0])
+    assert job.leaves
     job.flags()
     job.take_flags([0.0, 2.0])
     assert job.ends and not job.leaves

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.launching import Launcher, wait_until_gone
-from tfdist.launch.elastic_policy import Backoff, WorkerRange
+from tfdist.launch.policies.elastic import Backoff, WorkerRange
 
 pytestmark = pytest.mark.timeout(60)
 

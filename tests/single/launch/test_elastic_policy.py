@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tfdist.errors import ClusterConfigError
-from tfdist.launch.elastic_policy import (
+from tfdist.launch.policies.decisions import EndDecision, TaskEnd, Verdict
+from tfdist.launch.policies.elastic import (
     Backoff,
     Changes,
     ElasticPolicy,
@@ -13,7 +14,6 @@ from tfdist.launch.elastic_policy import (
     SlotState,
     WorkerRange,
 )
-from tfdist.launch.policy import EndDecision, TaskEnd, Verdict
 
 FREE, RUNNING, LEAVING = SlotState.FREE, SlotState.RUNNING, SlotState.LEAVING
 RETURNING, WAITING = SlotState.RETURNING, SlotState.WAITING

@@ -12,11 +12,11 @@ import pytest
 
 from single.launch.fake_ssh import make_fake_ssh
 from support.launching import PACKAGE, PRELUDE, Launched
-from tfdist.launch.elastic_policy import WorkerRange
 from tfdist.launch.hosts.cooldown import Cooldown
 from tfdist.launch.hosts.elastic_hosts import ElasticHosts, NoRoomYetError
 from tfdist.launch.hosts.host_list import Host
 from tfdist.launch.hosts.pool import HostPool, JobCommand, Site
+from tfdist.launch.policies.elastic import WorkerRange
 from tfdist.launch.run import LaunchOptions, plan
 
 pytestmark = pytest.mark.timeout(60)
@@ -26,7 +26,7 @@ RUN = """
 import sys
 from pathlib import Path
 from tfdist.launch import run
-from tfdist.launch.elastic_policy import Backoff, WorkerRange
+from tfdist.launch.policies.elastic import Backoff, WorkerRange
 from tfdist.launch.hosts.cooldown import Cooldown
 from tfdist.launch.hosts.host_list import parse_hosts
 script, ssh, hosts, workers = sys.argv[1:]

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from tfdist.launch.fixed_policy import FixedPolicy
-from tfdist.launch.policy import EndDecision, TaskEnd, TaskRole, Verdict
+from tfdist.launch.policies.decisions import EndDecision, TaskEnd, TaskRole, Verdict
+from tfdist.launch.policies.fixed import FixedPolicy
 
 WORKER = TaskRole(trains=True)
 SERVER = TaskRole(serves=True)

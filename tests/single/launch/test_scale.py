@@ -23,7 +23,7 @@ from support.launching import PACKAGE, Launcher, wait_until_gone, without_locks
 from support.patience import wait_until
 from tfdist.config.job_file import JobFile
 from tfdist.launch import scale_channel
-from tfdist.launch.elastic_policy import Backoff, ScaleError, WorkerRange
+from tfdist.launch.policies.elastic import Backoff, ScaleError, WorkerRange
 from tfdist.launch.private_directory import private_directory
 
 pytestmark = pytest.mark.timeout(60)

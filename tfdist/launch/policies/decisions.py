@@ -1,4 +1,4 @@
-"""The decisions of a launched job: which tasks start, and what follows from the end of a task.
+"""The decisions of a launched job: which tasks start, and the consequence of a task's end.
 
 A policy is pure: it gets events, keeps counts, and starts and ends no process. `Supervisor` carries
 its decisions out, and Ray's jobs do so with actors. `FixedPolicy` is for a fixed number of tasks,
@@ -15,7 +15,7 @@ from typing import Protocol
 
 @dataclasses.dataclass(frozen=True)
 class TaskRole:
-    """What a task is for.
+    """The purpose of a task.
 
     Attributes:
       trains: the job is done when all tasks that train are.
@@ -55,7 +55,7 @@ class TaskEnd:
 
 
 class Verdict(enum.Enum):
-    """What follows from the end of a task."""
+    """The consequence of the end of a task."""
 
     NOTHING = enum.auto()
     # The task starts again at once; the others go on.
@@ -86,10 +86,10 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class EndDecision:
-    """What follows from the end of a task, and why.
+    """The consequence of the end of a task, and its reason.
 
     Attributes:
-      verdict: what follows.
+      verdict: the consequence.
       wait: seconds until the restart, if there is one.
       reason: why there is no restart, for a message.
       cancelled: the slots that do not start again because of it.
@@ -102,7 +102,7 @@ class EndDecision:
 
 
 class JobPolicy(Protocol):
-    """What `Supervisor` asks."""
+    """The questions of `Supervisor`."""
 
     @property
     def restarts_left(self) -> int:
@@ -110,7 +110,7 @@ class JobPolicy(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether no training task runs or will start, though none has failed."""
+        """Whether no training task runs or will start, in a job that goes on after their ends."""
 
     @property
     def awaits_start(self) -> bool:
@@ -122,14 +122,14 @@ class JobPolicy(Protocol):
     def decide(
         self, ends: Sequence[TaskEnd], is_interrupted: bool
     ) -> Iterator[tuple[TaskEnd, EndDecision]]:
-        """Decides what follows from the ends of some tasks, one by one.
+        """Decides on the ends of some tasks, one by one.
 
         Args:
           ends: in the order in which they were seen.
           is_interrupted: the launcher has received a signal, which may have reached the tasks, too.
 
         Yields:
-          Each end, in the order in which they matter, and what follows. The caller carries out one
+          Each end with its decision, in the order in which they matter. The caller carries out one
           decision before it asks for the next.
         """
 
@@ -145,6 +145,6 @@ class JobPolicy(Protocol):
 
 
 def decide_alone(policy: JobPolicy, end: TaskEnd) -> EndDecision:
-    """Decides what follows from the end of one task, in a job that has received no signal."""
+    """Decides on the end of one task, in a job that has received no signal."""
     ((_, decision),) = policy.decide([end], False)
     return decision

@@ -31,7 +31,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from tfdist.config.elastic import Elastic
 from tfdist.errors import Preempted
-from tfdist.launch.policy import EndDecision, TaskEnd, Verdict
+from tfdist.launch.policies.decisions import EndDecision, TaskEnd, Verdict
 
 # The failures that the report lists.
 _MAX_SURVIVED = 10
@@ -225,7 +225,7 @@ class ElasticPolicy:
     def decide(
         self, ends: Sequence[TaskEnd], is_interrupted: bool
     ) -> Iterator[tuple[TaskEnd, EndDecision]]:
-        """Decides what follows from the ends of some tasks, the earliest first."""
+        """Decides on the ends of some tasks, the earliest first."""
         # No worker fails because of another. What matters is whether one has finished before.
         for end in sorted(ends, key=lambda end: end.at):
             is_server = end.index in self._servers

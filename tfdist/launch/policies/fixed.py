@@ -1,6 +1,6 @@
-"""What follows from the end of a task in a job of a fixed number of tasks. Pure: no processes.
+"""The decisions of a job of a fixed number of tasks. Pure: no processes.
 
-| The task ended with | and | What follows |
+| The task ended with | and | Consequence |
 |---|---|---|
 | exit code 0 | | the job is done when all training tasks have |
 | exit code 143 | it trains | the others end by themselves; no failure |
@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tfdist.errors import Preempted
-from tfdist.launch.policy import EndDecision, TaskEnd, TaskRole, Verdict
+from tfdist.launch.policies.decisions import EndDecision, TaskEnd, TaskRole, Verdict
 
 
 class FixedPolicy:
     """Decides for a job whose tasks all start at once.
 
     Args:
-      roles: what each task is for.
+      roles: the purpose of each task.
       restarts: the number of failures that lead to a restart.
       replaces: a task can start again alone; without it, a restart is always of all.
 
@@ -67,7 +67,7 @@ class FixedPolicy:
     def decide(
         self, ends: Sequence[TaskEnd], is_interrupted: bool
     ) -> Iterator[tuple[TaskEnd, EndDecision]]:
-        """Decides what follows from the ends of some tasks, the likely cause first."""
+        """Decides on the ends of some tasks, the likely cause first."""
         for end in ends:
             if end.code == 0 and self._roles[end.index].trains:
                 self._finished.add(end.index)

@@ -1,0 +1,1 @@
+"""The decisions of a launched job: fixed, and elastic."""
