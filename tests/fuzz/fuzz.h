@@ -1,4 +1,4 @@
-// Fuzz targets: functions that take any bytes, and fail by an EXPECT or a sanitizer's report.
+// Fuzz targets: functions that take any bytes, and fail by a CHECK or a sanitizer's report.
 //
 // Each file of targets/ registers one, by its name. libfuzzer_main.cc lets libFuzzer choose the
 // bytes, for coverage; tests/core/fuzz_corpus_test.cc replays the kept ones, with any compiler.

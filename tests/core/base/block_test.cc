@@ -29,9 +29,7 @@ TEST_CASE("blocks are aligned and apart") {
     }
   }
   for (size_t b = 0; b < blocks.size(); ++b) {
-    for (size_t i = 0; i < blocks[b]->bytes(); ++i) {
-      CHECK(blocks[b]->data()[i] == static_cast<char>(b + 1));
-    }
+    CHECK_EACH(i, blocks[b]->bytes(), blocks[b]->data()[i] == static_cast<char>(b + 1));
   }
 }
 
@@ -86,7 +84,7 @@ TEST_CASE("a writer comes after former readers") {
   std::memset(block->data(), 1, block->bytes());
   for (int turn = 0; turn < 50; ++turn) {
     std::thread reader([held = block]() mutable {
-      for (size_t i = 1; i < held->bytes(); ++i) CHECK(held->data()[i] == held->data()[0]);
+      CHECK_EACH(i, held->bytes(), held->data()[i] == held->data()[0]);
       held.reset();
     });
     while (!ps::IsSoleOwner(block)) std::this_thread::yield();
@@ -118,7 +116,7 @@ TEST_CASE("readers never see a write") {
         const auto* const numbers = reinterpret_cast<const int*>(held->data());
         CHECK(numbers[0] >= last);
         last = numbers[0];
-        for (size_t i = 0; i < kNumbers; ++i) CHECK(numbers[i] == last);
+        CHECK_EACH(i, kNumbers, numbers[i] == last);
       }
     });
   }
@@ -146,7 +144,7 @@ TEST_CASE("many threads take and return") {
     for (int turn = 0; turn < 2000; ++turn) {
       BlockPtr& place = held[turn % held.size()];
       if (place != nullptr) {
-        for (size_t i = 0; i < place->bytes(); ++i) CHECK(place->data()[i] == rank);
+        CHECK_EACH(i, place->bytes(), place->data()[i] == rank);
       }
       place = pool.Allocate(32 + 32 * (turn % 3));
       std::memset(place->data(), rank, place->bytes());

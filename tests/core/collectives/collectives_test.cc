@@ -60,11 +60,8 @@ void TestAllReduce(const Ranks& comms, size_t count, DType dtype, bool in_place,
     std::promise<Status> done;
     comms[rank]->AllReduce(Options(*comms[rank], 5, &done), FlatView(in), FlatView(out), dtype, op);
     CHECK_OK(done.get_future().get());
-    for (size_t i = 0; i < count; ++i) {
-      T expected = Sum<T>(size, i);
-      if (op == ReduceOp::kMean) expected = expected / static_cast<T>(size);
-      CHECK(output[i] == expected);
-    }
+    const T divisor = op == ReduceOp::kMean ? static_cast<T>(size) : T(1);
+    CHECK_EACH(i, count, output[i] == Sum<T>(size, i) / divisor);
   });
 }
 
@@ -85,7 +82,9 @@ void TestAllGather(const Ranks& comms, size_t base) {
     CHECK_OK(done.get_future().get());
     size_t at = 0;
     for (int r = 0; r < size; ++r) {
-      for (const int64_t value : Values<int64_t>(r, base * r)) CHECK(output[at++] == value);
+      const std::vector<int64_t> block = Values<int64_t>(r, base * r);
+      CHECK_EACH(i, block.size(), output[at + i] == block[i]);
+      at += block.size();
     }
   });
 }
@@ -138,9 +137,7 @@ void TestKeysNotOrder(int size) {
     }
     for (int key = 0; key < kCount; ++key) {
       CHECK_OK(done[key].get_future().get());
-      for (size_t i = 0; i < values[key].size(); ++i) {
-        CHECK(values[key][i] == Sum<float>(size, i));
-      }
+      CHECK_EACH(i, values[key].size(), values[key][i] == Sum<float>(size, i));
     }
   });
 }

@@ -45,7 +45,7 @@ class BusyPair {
       CHECK_OK(Wait(ending));
       const bool last = values.back() > 0;
       values.pop_back();
-      for (const int32_t value : values) CHECK(value == 2 * step + 1);
+      CHECK_ALL(values, 2 * step + 1);
       ++steps_;
       if (last) return;
     }

@@ -19,7 +19,7 @@ struct Chain {
       if (status.ok()) {
         const int size = comm.size();
         const float sum = static_cast<float>(size * left + size * (size - 1) / 2);
-        for (const float value : values) CHECK(value == sum);
+        CHECK_ALL(values, sum);
       }
       if (status.ok() && left > 0) return Next(left - 1);
       end.set_value(status);

@@ -37,7 +37,7 @@ void TestUneven(int size, size_t count) {
         CHECK_OK(Wait(sum));
         int64_t expected = 0;
         for (int r = round; r < size; ++r) expected += 100 * round + r;
-        for (const int64_t value : values) CHECK(value == expected);
+        CHECK_ALL(values, expected);
         gathered[rank] = 1 + rank;
         Ending gather = AllGather(comm, gathered, {3}, DType::kInt64);
         CHECK_OK(Wait(gather));
@@ -50,7 +50,7 @@ void TestUneven(int size, size_t count) {
       std::vector<int64_t> values(count, rank);
       Ending sum = AllReduce(comm, values, {3}, DType::kInt64);
       CHECK_OK(Wait(sum));
-      for (const int64_t value : values) CHECK(value == size * (size - 1) / 2);
+      CHECK_ALL(values, size * (size - 1) / 2);
     }
   });
 }

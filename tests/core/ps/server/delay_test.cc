@@ -118,9 +118,9 @@ TEST_CASE("slow reader") {
   for (int i = 0; i < 3; ++i) writer.Push(w, kDelta, Floats(kCount, 1));
   const uint64_t second = reader.RequestPull({w}, false);
   const Floats before = Values<float>(reader.AwaitPull(first, {w}));
-  for (const float value : before) CHECK(value == 1);
+  CHECK_ALL(before, 1);
   const Floats after = Values<float>(reader.AwaitPull(second, {w}));
-  for (const float value : after) CHECK(value == 4);
+  CHECK_ALL(after, 4);
 }
 
 // Workers push to the same shards at once. No push is lost, and a snapshot has each push entirely
@@ -138,7 +138,7 @@ TEST_CASE("many at once") {
       if (snapshot.shards.size() < 2) continue;
       const Floats u = Values<float>({snapshot.shards[0].block->data(), 4 * kCount});
       const Floats v = Values<float>({snapshot.shards[1].block->data(), 4 * kCount});
-      for (size_t i = 0; i < kCount; ++i) CHECK((u[i] == u[0] && v[i] == -u[0]));
+      CHECK_EACH(i, kCount, u[i] == u[0] && v[i] == -u[0]);
     }
   });
   OnRanks(kWorkers, [&](int rank) {
@@ -150,7 +150,7 @@ TEST_CASE("many at once") {
       const PushRequest push = worker.NewPush({{u, kDelta, 0, 0, 0}, {v, kDelta, 0, 0, 0}});
       worker.Push(push, Raw(Floats(kCount, mine)) + Raw(Floats(kCount, -mine)));
       const Floats now = worker.Value(u);
-      for (const float value : now) CHECK(value == now[0]);
+      CHECK_ALL(now, now[0]);
       CHECK(now[0] >= mine * static_cast<float>(step + 1));  // it reads its own pushes
     }
   });
@@ -158,7 +158,7 @@ TEST_CASE("many at once") {
   snapshots.join();
   RawPsWorker worker(*server, 0, 5);
   const uint32_t u = worker.Create("u", Floats(kCount, 0));
-  for (const float value : worker.Value(u)) CHECK(value == 6 * kSteps);
+  CHECK_ALL(worker.Value(u), 6 * kSteps);
 }
 
 // Hogwild updates in place, and concurrent updates may be lost. So this test gives each worker its
@@ -175,7 +175,7 @@ TEST_CASE("hogwild") {
     for (int step = 1; step <= kSteps; ++step) {
       worker.Push(w, kGradient, Floats(1000, -1), static_cast<double>(rank + 1));
       const float expected = static_cast<float>(step * (rank + 1));
-      for (const float value : worker.Value(w)) CHECK(value == expected);
+      CHECK_ALL(worker.Value(w), expected);
     }
   });
   options.threads = 1;

@@ -226,7 +226,7 @@ void TestManySteps(Mode mode) {
       // 1, 2 and 3 in each step: averaged in sync, added in ssp.
       const float least = static_cast<float>(step) * (mode == Mode::kSync ? 2.0f : 6.0f);
       const float others = mode == Mode::kSync ? 0.0f : static_cast<float>(6 - (rank + 1));
-      for (const float value : values) CHECK((value >= least && value <= least + others));
+      CHECK_EACH(i, values.size(), values[i] >= least && values[i] <= least + others);
       std::vector<PushRequest::Entry> entries;
       for (const uint32_t shard : shards) entries.push_back({shard, kDelta, 0, 0, 0});
       CHECK(!worker.Push(worker.NewPush(entries),
