@@ -109,7 +109,7 @@ class _Change(NamedTuple):
     is_formed_again: bool
 
 
-class JobState(Protocol):
+class TrainedState(Protocol):
     """The state that a newcomer receives."""
 
     def handles(self) -> Sequence[tf.Tensor]:
@@ -180,7 +180,7 @@ class ElasticJob:
         self._described: tuple[str, ...] = ()
         self._has_told_notice = False  # in the last step
         self._last = Unit("nothing", lambda: None)  # the last unit of work that was done
-        self.state: JobState | None = None
+        self.state: TrainedState | None = None
         self.owed = OwedCalls()
         self._followers: list[Callable[[World, int], None]] = []
         # How often one unit has failed with the same members.
@@ -429,7 +429,7 @@ class ElasticJob:
             if is_done:
                 return unit.healed()
 
-    def enter(self, state: JobState) -> bool:
+    def enter(self, state: TrainedState) -> bool:
         """Joins the members as a newcomer: waits for a unit that admits newcomers.
 
         Args:

@@ -319,7 +319,7 @@ class _Kept:
 
 @dataclasses.dataclass(frozen=True)
 class _SharedState:
-    """A user's state as a `tfdist.elastic.job.JobState`."""
+    """A user's state as a `tfdist.elastic.job.TrainedState`."""
 
     state: ObjectState
 

@@ -83,7 +83,7 @@ class LeftOut(Exception):
 
 
 class ElasticFit:
-    """One `fit` in an elastic job, the `JobState` of `tfdist.elastic.job`.
+    """One `fit` in an elastic job, the `TrainedState` of `tfdist.elastic.job`.
 
     A member describes its state in a step, when its callbacks have begun the epoch and the step:
 
@@ -248,11 +248,11 @@ class ElasticFit:
         return self._positions.why_not_again()
 
     def handles(self) -> Sequence[tf.Tensor]:
-        """See `JobState`."""
+        """See `TrainedState`."""
         return self._handles
 
     def describe(self) -> bytes:
-        """See `JobState`."""
+        """See `TrainedState`."""
         with self._positions.before_step():
             position = self._positions.position
         assert self._callback_states is not None
@@ -270,7 +270,7 @@ class ElasticFit:
         return buffer.getvalue()
 
     def restore(self, content: bytes) -> None:
-        """See `JobState`."""
+        """See `TrainedState`."""
         position, received, is_in_step = self._received_from(content)
         self._job.check_values(self._values, received.data, "the other members")
         self._take(received)
@@ -357,7 +357,7 @@ class ElasticFit:
         rank_zero.restore(self._callbacks.callbacks, received.of_rank_0)
 
     def save(self) -> None:
-        """See `JobState`."""
+        """See `TrainedState`."""
         with self._positions.before_step():
             for callback in self._backups():
                 self._session.keras.save_here(callback, self._positions)

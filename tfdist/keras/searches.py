@@ -148,7 +148,7 @@ class FixedWorkers(SearchWorkers):
         return self._job.communicator.failed()
 
 
-class ElasticWorkers(SearchWorkers):
+class ElasticSearchWorkers(SearchWorkers):
     """The members of an elastic job, or a newcomer.
 
     Args:

@@ -43,7 +43,7 @@ class Links:
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase:
+class TrafficPhase:
     """A part of an exchange. Network and hosts carry its bytes at the same time.
 
     Args:
@@ -62,7 +62,7 @@ class Phase:
         return self.messages * links.latency + carried
 
 
-Phases = Sequence[Phase]
+Phases = Sequence[TrafficPhase]
 
 
 def seconds(phases: Phases, links: Links) -> float:
@@ -151,8 +151,8 @@ def ring(workers: int, size: float, per_host: int = 1) -> Phases:
         return ()
     carried = 2 * (workers - 1) / workers * size
     if hosts_of(workers, per_host) == 1:
-        return (Phase(local=carried),)
-    return (Phase(2 * (workers - 1), carried, carried if per_host > 1 else 0.0),)
+        return (TrafficPhase(local=carried),)
+    return (TrafficPhase(2 * (workers - 1), carried, carried if per_host > 1 else 0.0),)
 
 
 def two_level(workers: int, size: float, per_host: int = 1) -> Phases:
@@ -164,8 +164,8 @@ def two_level(workers: int, size: float, per_host: int = 1) -> Phases:
     hosts = hosts_of(workers, per_host)
     local = size if min(workers, per_host) > 1 else 0.0
     if hosts == 1:
-        return (Phase(local=local),) if local else ()
-    return (Phase(2 * (hosts - 1), 2 * (hosts - 1) / hosts * size, local),)
+        return (TrafficPhase(local=local),) if local else ()
+    return (TrafficPhase(2 * (hosts - 1), 2 * (hosts - 1) / hosts * size, local),)
 
 
 def recursive_doubling(workers: int, size: float, per_host: int = 1) -> Phases:
@@ -223,8 +223,8 @@ def rows(workers: int, own: float, row_bytes: float, table_rows: int, per_host: 
     # A ring of blocks.
     carried = (workers - 1) * own * (row_bytes + ID_BYTES)
     if hosts_of(workers, per_host) == 1:
-        return (Phase(local=carried),)
-    return (Phase(workers - 1, carried, carried if per_host > 1 else 0.0),)
+        return (TrafficPhase(local=carried),)
+    return (TrafficPhase(workers - 1, carried, carried if per_host > 1 else 0.0),)
 
 
 def pull_and_push(
@@ -243,7 +243,7 @@ def pull_and_push(
       per_host: workers on each host of workers.
     """
     times = max(min(workers, per_host), workers / servers)
-    return (Phase(2, times * pulled), Phase(2, times * pushed))
+    return (TrafficPhase(2, times * pulled), TrafficPhase(2, times * pushed))
 
 
 def _doubled(end: int) -> list[int]:
@@ -251,11 +251,11 @@ def _doubled(end: int) -> list[int]:
     return [1 << i for i in range((end - 1).bit_length())]
 
 
-def _step(pairs: Iterable[tuple[int, int]], size: float, per_host: int) -> Phase:
+def _step(pairs: Iterable[tuple[int, int]], size: float, per_host: int) -> TrafficPhase:
     """Messages of `size` bytes, each from a worker to a worker, at the same time."""
     hosts = [(here // per_host, there // per_host) for here, there in pairs]
     between = [(here, there) for here, there in hosts if here != there]
     sent, received = (Counter(pair[end] for pair in between) for end in (0, 1))
     busiest = max([*sent.values(), *received.values()], default=0)
     is_local = len(between) < len(hosts)
-    return Phase(1 if between else 0, busiest * size, size if is_local else 0.0)
+    return TrafficPhase(1 if between else 0, busiest * size, size if is_local else 0.0)

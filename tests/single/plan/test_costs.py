@@ -11,7 +11,7 @@ import pytest
 from tfdist.ops.collectives.fused import DEFAULT_BYTES_PER_PACK
 from tfdist.plan import costs, traffic
 from tfdist.plan.costs import GradientBucket, PlannedTraining, Table
-from tfdist.plan.traffic import Links, Phase
+from tfdist.plan.traffic import Links, TrafficPhase
 
 ROOT = Path(__file__).parents[3]
 MB = 1e6
@@ -58,20 +58,22 @@ def test_bytes_and_messages_are_those_of_the_algorithms(workers):
 
 def test_workers_of_a_host_share_its_link():
     # Two hosts of two: in the second exchange both workers of a host send through its link.
-    assert traffic.recursive_doubling(4, 10, 2) == [Phase(0, 0, 10), Phase(1, 20, 0)]
+    assert traffic.recursive_doubling(4, 10, 2) == [TrafficPhase(0, 0, 10), TrafficPhase(1, 20, 0)]
     assert traffic.tree(4, 10, 2) == [
-        Phase(0, 0, 10),
-        Phase(1, 10, 0),
-        Phase(1, 10, 0),
-        Phase(0, 0, 10),
+        TrafficPhase(0, 0, 10),
+        TrafficPhase(1, 10, 0),
+        TrafficPhase(1, 10, 0),
+        TrafficPhase(0, 0, 10),
     ]
-    assert traffic.ring(4, 10, 2) == (Phase(6, 15, 15),)
-    assert traffic.two_level(4, 10, 2) == (Phase(2, 10, 10),)
-    assert traffic.ring(4, 10, 4) == (Phase(0, 0, 15),)
-    assert traffic.two_level(4, 10, 4) == (Phase(0, 0, 10),)
+    assert traffic.ring(4, 10, 2) == (TrafficPhase(6, 15, 15),)
+    assert traffic.two_level(4, 10, 2) == (TrafficPhase(2, 10, 10),)
+    assert traffic.ring(4, 10, 4) == (TrafficPhase(0, 0, 15),)
+    assert traffic.two_level(4, 10, 4) == (TrafficPhase(0, 0, 10),)
     # The slower of network and host decides.
     links = Links(bandwidth=5, latency=1, local_bandwidth=2)
-    assert traffic.seconds([Phase(2, 10, 10), Phase(1, 20, 0)], links) == (2 + 5) + (1 + 4)
+    assert traffic.seconds([TrafficPhase(2, 10, 10), TrafficPhase(1, 20, 0)], links) == (2 + 5) + (
+        1 + 4
+    )
 
 
 def test_one_worker_exchanges_nothing():
@@ -185,7 +187,7 @@ def test_parameter_servers():
 def test_rows_travel_until_they_are_more_than_the_table():
     # 3 others' 10 rows of 4 floats and an id.
     phases = traffic.rows(4, 10, 16, 1000)
-    assert phases == (Phase(3, 3 * 10 * (16 + 8), 0),)
+    assert phases == (TrafficPhase(3, 3 * 10 * (16 + 8), 0),)
     # 4 x 10 rows exceed twice 19: the table travels, by recursive doubling since it is small.
     assert carried(traffic.rows(4, 10, 16, 19)) == 2 * 19 * 16
     table = Table("ids", 1000, 4, 10)

@@ -32,7 +32,7 @@ from tfdist.errors import TfdistError
 from tfdist.job import process
 from tfdist.keras.project_files import ProjectFiles, texts_of
 from tfdist.keras.registry import hooks
-from tfdist.keras.searches import ElasticWorkers, FixedWorkers, SearchWorkers
+from tfdist.keras.searches import ElasticSearchWorkers, FixedWorkers, SearchWorkers
 
 # The functions of KerasTuner that read and write files know neither a tuner nor a strategy.
 _of_jobs: weakref.WeakKeyDictionary[Any, SearchWorkers] = weakref.WeakKeyDictionary()
@@ -53,7 +53,7 @@ def workers() -> SearchWorkers | None:
     members, job = current.members, current.job
     if isinstance(members, ElasticJob):
         if members not in _of_jobs:
-            _of_jobs[members] = ElasticWorkers(ProjectFiles(_delete), members)
+            _of_jobs[members] = ElasticSearchWorkers(ProjectFiles(_delete), members)
         return _of_jobs[members]
     if job is None or job.communicator.size == 1:
         return None
