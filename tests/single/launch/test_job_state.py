@@ -18,8 +18,10 @@ R, A, N, L, S, E = (
     JobState.STOPPING,
     JobState.ENDED,
 )
-ALLOWED = [(before, to) for before in JobState for to in TRANSITIONS[before]]
-REFUSED = [pair for pair in itertools.product(JobState, JobState) if pair not in ALLOWED]
+# In the states' order, which all processes of a run of pytest share.
+PAIRS = list(itertools.product(JobState, JobState))
+ALLOWED = [(before, to) for before, to in PAIRS if to in TRANSITIONS[before]]
+REFUSED = [pair for pair in PAIRS if pair not in ALLOWED]
 
 
 def lifecycle(*path):
