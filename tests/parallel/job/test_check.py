@@ -57,7 +57,7 @@ def test_a_slow_task_and_a_wrong_clock_are_named(ctx):
 
 
 @pytest.mark.long(
-    covered_by="test_a_slow_task_and_a_wrong_clock_are_named, single/check/test_check_command.py"
+    covered_by="test_a_slow_task_and_a_wrong_clock_are_named, single/cli/test_check_command.py"
 )
 @pytest.mark.timeout(300)
 def test_the_command(tmp_path):

@@ -239,7 +239,7 @@ def test_parameter_servers(jobs, tmp_path):
 
 
 # It imports TensorFlow in three time namespaces.
-@pytest.mark.long(covered_by="single/control/test_clock_namespaces.py")
+@pytest.mark.long(covered_by="single/observe/test_clock_namespaces.py")
 def test_clocks_of_time_namespaces(jobs, tmp_path):
     out = tmp_path / "out.json"
     launched = jobs.start(
