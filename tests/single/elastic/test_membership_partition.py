@@ -78,7 +78,9 @@ def test_a_member_of_a_generation_that_others_have_established_does_not_join_tho
             wait_for_newcomer(members[0], next(iter(calls.values())))
             formed_with = [Background(process.form) for process in members]
             world = formed_with[0].result()
-            come = [p for p in calls if p.membership.process in {m.process for m in world.members}]
+            # Two may come at once, in either order.
+            by_id = {process.membership.process: process for process in calls}
+            come = [by_id[m.process] for m in world.members if m.process in by_id]
             worlds = [call.result() for call in (*formed_with, *(calls.pop(p) for p in come))]
             members = [*members, *come]
             check(members, worlds, newcomers=world.newcomers)
