@@ -9,7 +9,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -20,6 +20,7 @@ from tfdist.elastic.job import ElasticJob
 
 # Cond and while loops are functions of their own, which belong to one place of the outer function.
 from tfdist.internals.tensorflow import ControlFlowFuncGraph
+from tfdist.keras.strategies import LocalTraining
 from tfdist.rules import Rule, StreamingDiLoCo
 from tfdist.strategies._local_reduce.local_all_reduce import unique_slices
 from tfdist.strategies._local_updates.asynchronous import AsynchronousGroup, AsynchronousRound
@@ -588,3 +589,7 @@ def _times(gradient: Any, factor: int) -> Any:
         values = gradient.values * tf.cast(factor, gradient.values.dtype)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     return gradient * tf.cast(factor, gradient.dtype)
+
+
+if TYPE_CHECKING:
+    _of_keras: type[LocalTraining] = LocalUpdates

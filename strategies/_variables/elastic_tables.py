@@ -21,7 +21,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -30,6 +30,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.elastic.job import ElasticJob
 from tfdist.elastic.membership import World
 from tfdist.errors import ClusterConfigError, TfdistError
+from tfdist.keras.strategies import Tables
 from tfdist.ops.collectives.world import world
 from tfdist.ops.ps.client import ParameterClient
 from tfdist.strategies._variables.parameters import Parameters
@@ -241,3 +242,7 @@ class _ElasticParameters(Parameters):
             "not ended it",
             self._job.cluster.task_name,
         )
+
+
+if TYPE_CHECKING:
+    _of_keras: type[Tables] = ElasticTables

@@ -8,10 +8,11 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tfdist.keras.strategies import Servers
 from tfdist.observe.metrics import counters
 from tfdist.ops.ps.client import ParameterClient
 from tfdist.ops.ps.optimizer_config import OptimizerConfig
@@ -396,3 +397,7 @@ class Parameters:
     def write(self, variables: Sequence[ServerVariable]) -> tf.Operation | None:
         """Writes variables that were changed outside of a step to the servers."""
         return self.client.parameters.set(variables, write=self.is_chief)
+
+
+if TYPE_CHECKING:
+    _of_keras: type[Servers] = Parameters

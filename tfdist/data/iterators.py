@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.data.openings import Openings, Target, source_of, splits_batches
 from tfdist.data.position import InputPosition
+from tfdist.data.strategies import worker_input_of, workers_of
 
 # The classes of what `iter(strategy.experimental_distribute_dataset(...))` returns, for which
 # TensorFlow, Keras and the functions that users decorate with tf.function ask.
@@ -67,20 +68,21 @@ def plain(distributed: Any) -> Any:
 
 def _as_now(strategy: tf.distribute.Strategy, distribute: Callable) -> Callable:
     """Distributes as now, also where a strategy distributes different data differently."""
-    settings = getattr(strategy.extended, "input_settings", None)
-    if settings is None:
+    worker_input = worker_input_of(strategy)
+    if worker_input is None:
         return distribute
+    settings = worker_input.input_settings
 
     @functools.wraps(distribute)
     def with_settings(dataset: tf.data.Dataset) -> Any:
-        with strategy.extended.input(**settings):
+        with worker_input.input(**settings):
             return distribute(dataset)
 
     return with_settings
 
 
-def _workers(strategy: Any) -> int:
-    communicator = getattr(strategy, "communicator", None)
+def _workers(strategy: tf.distribute.Strategy) -> int:
+    communicator = workers_of(strategy)
     return 1 if communicator is None else communicator.size
 
 

@@ -20,6 +20,7 @@ from tfdist.data.order import (
 from tfdist.data.pipeline import feed_of
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import restored, users_seed
+from tfdist.data.strategies import worker_input_of
 
 # A distributed dataset cannot be derived from another one by TensorFlow's public functions.
 from tfdist.internals.tensorflow import DistributedDataset, DistributedDatasetsFromFunction
@@ -342,9 +343,9 @@ def splits_batches(strategy: tf.distribute.Strategy, dataset: Any) -> bool:
     if not isinstance(dataset, tf.data.Dataset):
         return False
     policy = dataset.options().experimental_distribute.auto_shard_policy
-    shares_batches = getattr(strategy.extended, "shares_batches", None)
-    if shares_batches is not None:  # with parameter servers
-        return shares_batches and policy in (_Policy.AUTO, _Policy.DATA, _Policy.OFF)
+    worker_input = worker_input_of(strategy)
+    if worker_input is not None:  # with parameter servers
+        return worker_input.shares_batches and policy in (_Policy.AUTO, _Policy.DATA, _Policy.OFF)
     if not strategy.extended._in_multi_worker_mode():
         return True
     return policy == _Policy.DATA or (policy == _Policy.AUTO and not reads_files(dataset))

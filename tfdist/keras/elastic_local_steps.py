@@ -22,6 +22,7 @@ from tfdist.keras.elastic_steps import (
     numbers_but_metrics,
     own_variables,
 )
+from tfdist.keras.strategies import AddedByWorker, EndOfRounds
 from tfdist.keras.workers import local_updates_of
 
 
@@ -37,11 +38,13 @@ class LocalElasticStep(ElasticStep):
 
     def __init__(self, model: Any, job: ElasticJob, name: str, step: Callable[[Any], Any]) -> None:
         super().__init__(model, job, name, step, admits=True)
-        self._local = local_updates_of(model.distribute_strategy)
+        local = local_updates_of(model.distribute_strategy)
+        assert local is not None
+        self._local = local
         # Of all traces of the step, by identity: of rounds, and of the variables that are counted.
-        self._rounds: dict[int, Any] = {}
-        self._counters: dict[int, Any] = {}
-        self._end: Any = None
+        self._rounds: dict[int, object] = {}
+        self._counters: dict[int, AddedByWorker] = {}
+        self._end: EndOfRounds | None = None
 
     def run(self, batch: Any, where: str, is_first: bool = True) -> Any:
         """Makes a step alone, and ends a round together with all members if one is due.
@@ -75,7 +78,7 @@ class LocalElasticStep(ElasticStep):
         """Those of the outer optimizer, among others."""
         return self._round_end().handles()
 
-    def _round_end(self) -> Any:
+    def _round_end(self) -> EndOfRounds:
         if self._end is None:
             rounds, counters = list(self._rounds.values()), list(self._counters.values())
             self._end = self._local.round_end(rounds, counters)

@@ -43,6 +43,7 @@ from tfdist.keras.models import (
     read_results,
     tf_variable,
 )
+from tfdist.keras.strategies import Tables, tables_of
 from tfdist.keras.workers import is_table
 from tfdist.ops.collectives.world import world
 
@@ -360,14 +361,14 @@ class ElasticStep:
         return tree.map_structure(gathered, outputs)
 
 
-def _tables_of(model: Any) -> Any | None:
+def _tables_of(model: Any) -> Tables | None:
     """The embedding tables of a model's strategy; `None` if the model cannot have any.
 
     Raises:
       ValueError: the model is of tf_keras, and has tables.
     """
     if isinstance(model, keras.Model):
-        return getattr(model.distribute_strategy.extended, "tables", None)
+        return tables_of(model.distribute_strategy.extended)
     if any(is_table(tf_variable(variable)) for variable in model_variables(model)):
         raise ValueError(
             f"elastic training of {model.name!r}: expected a model of Keras 3, because it has "

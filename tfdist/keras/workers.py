@@ -9,13 +9,15 @@ an unknown attribute on to a value that it may have to reduce first.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, TypeGuard
 
 import tensorflow as tf
 
 from tfdist import ops
 from tfdist.atomic_files import Term
+from tfdist.data.strategies import workers_of
 from tfdist.elastic.job import ElasticJob
+from tfdist.keras.strategies import LocalTraining, ServersStrategy, local_training_of
 from tfdist.ops.collectives.world import world
 
 _log = logging.getLogger("tfdist")
@@ -26,7 +28,7 @@ def is_ours(strategy: Any) -> bool:
     return getattr(type(strategy), "is_of_tfdist", False)
 
 
-def trains_on_servers(strategy: Any) -> bool:
+def trains_on_servers(strategy: tf.distribute.Strategy) -> TypeGuard[ServersStrategy]:
     """Whether `strategy` is tfdist's ParameterServerStrategy."""
     return is_ours(strategy) and hasattr(strategy.extended, "parameters")
 
@@ -71,7 +73,7 @@ def replica_on_servers() -> tf.distribute.ReplicaContext | None:
     return replica if replica is not None and trains_on_servers(replica.strategy) else None
 
 
-def elastic_job_of(strategy: Any) -> ElasticJob | None:
+def elastic_job_of(strategy: tf.distribute.Strategy) -> ElasticJob | None:
     """The members of an elastic job; `None` for all other strategies."""
     return getattr(strategy, "elastic_job", None)
 
@@ -82,12 +84,12 @@ def term_of(model: Any) -> Term | None:
     return None if job is None else Term(job.id, job.generation)
 
 
-def local_updates_of(strategy: Any) -> Any:
+def local_updates_of(strategy: tf.distribute.Strategy) -> LocalTraining | None:
     """What trains the workers of a LocalUpdateStrategy; `None` for all other strategies."""
-    return getattr(strategy.extended, "local_updates", None) if is_ours(strategy) else None
+    return local_training_of(strategy.extended) if is_ours(strategy) else None
 
 
-def local_updates() -> Any:
+def local_updates() -> LocalTraining | None:
     """What trains the current replica alone; `None` if it does not train alone."""
     replica = replica_of_ours()
     return None if replica is None else local_updates_of(replica.strategy)
@@ -114,7 +116,7 @@ def communicator_of(model: Any) -> ops.Communicator | None:
     strategy = model.distribute_strategy
     if elastic_job_of(strategy) is not None:
         return None
-    return getattr(strategy, "communicator", None)
+    return workers_of(strategy)
 
 
 def rank_of(model: Any) -> int:

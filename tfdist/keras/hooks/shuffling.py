@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist import ops
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import Seed, restored, users_seed
+from tfdist.data.strategies import workers_of
 from tfdist.internals.keras_3 import ArrayDataAdapter, PyDataset, PyDatasetAdapter
 from tfdist.internals.tensorflow import ResourceVariable, context
 from tfdist.keras.drawing import note_call
@@ -88,7 +89,7 @@ def common_seed(strategy: tf.distribute.Strategy | None) -> Seed | None:
         return None
     own = users_seed()
     seed = [_DRAWN if own is None else own.value, _drawn()]
-    communicator = getattr(strategy, "communicator", None)
+    communicator = workers_of(strategy)
     if communicator is not None:
         with tf.device("/device:CPU:0"):
             given, drawn = ops.broadcast(

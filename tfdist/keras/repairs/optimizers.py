@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 from keras import ops
 
+from tfdist.data.strategies import workers_of
 from tfdist.internals.keras_3 import TFOptimizer, base_optimizer, filter_empty_gradients
 from tfdist.internals.tensorflow import (
     AggregatingVariable,
@@ -80,7 +81,7 @@ def tell_whose_gradients_are_reduced(original, self, grads_and_vars):
     The state of compression belongs to a variable.
     """
     replica = replica_with_peers()
-    if replica is None or getattr(replica.strategy, "communicator", None) is None:
+    if replica is None or workers_of(replica.strategy) is None:
         return original(self, grads_and_vars)
     pairs = list(grads_and_vars)
     reduced = iter(replica.merge_call(_sum, args=(filter_empty_gradients(pairs),)))

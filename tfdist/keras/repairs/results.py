@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
+from tfdist.data.strategies import workers_of
 from tfdist.internals.keras_3 import TensorFlowTrainer, trainer
 from tfdist.internals.tensorflow import regroup
 from tfdist.keras.models import is_variable, tf_variable
@@ -34,7 +35,7 @@ def reduce_as_in_one_process(original, values, strategy, reduction):
         return tree.map_structure(
             lambda value: strategy.experimental_local_results(value)[0], values
         )
-    if not is_ours(strategy) or getattr(strategy, "communicator", None) is None:
+    if not is_ours(strategy) or workers_of(strategy) is None:
         return original(values, strategy, reduction)
     values = tree.map_structure(lambda value: _in_replicas(value, strategy), values)
     if reduction in ("auto", "mean"):

@@ -29,7 +29,8 @@ class LocalRounds(Participant[FitSession]):
         """Synchronizes the workers; the logs have the residuals of the rule, if it has some."""
         if of_validation:
             return make(logs)
-        local: Any = local_updates_of(self.session.strategy)
+        local = local_updates_of(self.session.strategy)
+        assert local is not None
         step = getattr(self.session.model.train_function, "elastic_step", None)
         if isinstance(step, LocalElasticStep):
             step.end_round()

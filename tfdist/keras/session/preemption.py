@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.data.strategies import workers_of
 from tfdist.elastic.notice import ElasticTraining
 from tfdist.job import process
 from tfdist.keras.session.participant import Participant
@@ -170,7 +171,5 @@ def _has_unknown_peers(strategy: Any) -> bool:
     """Whether TensorFlow's own collectives (NCCL) connect the workers, which cannot agree then."""
     in_multi_worker_mode = getattr(strategy.extended, "_in_multi_worker_mode", None)
     return (
-        in_multi_worker_mode is not None
-        and in_multi_worker_mode()
-        and getattr(strategy, "communicator", None) is None
+        in_multi_worker_mode is not None and in_multi_worker_mode() and workers_of(strategy) is None
     )
