@@ -30,7 +30,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.elastic.job import ElasticJob
 from tfdist.elastic.membership import World
 from tfdist.errors import ClusterConfigError, TfdistError
-from tfdist.keras.strategies import Tables
+from tfdist.keras.strategies import ModelTables
 from tfdist.ops.collectives.world import world
 from tfdist.ops.ps.client import ParameterClient
 from tfdist.strategies._variables.parameters import Parameters
@@ -245,4 +245,4 @@ class _ElasticParameters(Parameters):
 
 
 if TYPE_CHECKING:
-    _of_keras: type[Tables] = ElasticTables
+    _of_keras: type[ModelTables] = ElasticTables

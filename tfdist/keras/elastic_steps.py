@@ -43,7 +43,7 @@ from tfdist.keras.models import (
     read_results,
     tf_variable,
 )
-from tfdist.keras.strategies import Tables, tables_of
+from tfdist.keras.strategies import ModelTables, tables_of
 from tfdist.keras.workers import is_table
 from tfdist.ops.collectives.world import world
 
@@ -361,7 +361,7 @@ class ElasticStep:
         return tree.map_structure(gathered, outputs)
 
 
-def _tables_of(model: Any) -> Tables | None:
+def _tables_of(model: Any) -> ModelTables | None:
     """The embedding tables of a model's strategy; `None` if the model cannot have any.
 
     Raises:

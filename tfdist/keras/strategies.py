@@ -143,7 +143,7 @@ class LocalTraining(Protocol):
         """Ends the rounds of a step of an elastic job."""
 
 
-class Tables(Protocol):
+class ModelTables(Protocol):
     """The embedding tables of an elastic job: `ElasticTables`."""
 
     def begin_unit(self) -> None:
@@ -161,6 +161,6 @@ def local_training_of(extended: tf.distribute.StrategyExtended) -> LocalTraining
     return getattr(extended, "local_updates", None)
 
 
-def tables_of(extended: tf.distribute.StrategyExtended) -> Tables | None:
+def tables_of(extended: tf.distribute.StrategyExtended) -> ModelTables | None:
     """The embedding tables of an elastic job; `None` without any."""
     return getattr(extended, "tables", None)
