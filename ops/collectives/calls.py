@@ -36,7 +36,7 @@ def resolve(communicator: Communicator | None, api_name: str) -> Communicator:
     return _providers.provider("default_communicator")(api_name)
 
 
-def attributes(communicator: Communicator, label: str, timeout: float | None) -> dict[str, Any]:
+def attributes(communicator: Communicator, label: str, timeout: float | None) -> dict[str, object]:
     """Returns the attributes that every collective op has.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def attributes_of(client: int, variables: Sequence[Any]) -> dict[str, Any]:
+def attributes_of(client: int, variables: Sequence[Any]) -> dict[str, object]:
     """Returns the arguments of an op on variables.
 
     Args:

@@ -209,7 +209,9 @@ class Cluster:
         return cls.from_tasks(cluster, kind, index, source)
 
     @classmethod
-    def from_tasks(cls, cluster: Mapping[str, Any], kind: Any, index: Any, source: str) -> Cluster:
+    def from_tasks(
+        cls, cluster: Mapping[str, object], kind: Any, index: Any, source: str
+    ) -> Cluster:
         """Returns the cluster of addresses by role, as in `TF_CONFIG`.
 
         Args:

@@ -47,7 +47,7 @@ def show_some(texts: Iterable[str]) -> str:
     return ", ".join([*listed[:_MAX_LISTED], *([f"and {more} more"] if more > 0 else [])])
 
 
-def expect_object(value: Any, source: str, what: str) -> dict[str, Any]:
+def expect_object(value: Any, source: str, what: str) -> dict[str, object]:
     """Returns `value` if it is a JSON object, else raises ClusterConfigError."""
     if isinstance(value, dict):
         return value

@@ -189,7 +189,7 @@ class Peers:
         members = reference.members if reference is not None else ()
         return [member.process for member in members if member.process in dead]
 
-    def received(self, answer: Mapping[str, Any]) -> Generation:
+    def received(self, answer: Mapping[str, object]) -> Generation:
         generation = generation_of(answer.get("generation"))
         if self.me.process not in generation:
             raise ClusterConfigError(

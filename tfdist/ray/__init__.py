@@ -20,7 +20,7 @@ def run(
     num_workers: int,
     num_ps: int = 0,
     elastic: tuple[int, int] | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
     resources: Mapping[str, float] | None = None,
     ps_resources: Mapping[str, float] | None = None,
     placement: str = "PACK",

@@ -53,7 +53,7 @@ class FixedRayJob(RayJob):
         """
         with self._started():
             self._policy.begin()
-            values: dict[str, Any] = {}
+            values: dict[str, object] = {}
             is_preempted = False
             while len(values) < len(self._workers):
                 try:

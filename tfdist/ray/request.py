@@ -136,10 +136,10 @@ class RayRequest:
         return found
 
 
-def actor_options(resources: Mapping[str, float]) -> dict[str, Any]:
+def actor_options(resources: Mapping[str, float]) -> dict[str, object]:
     """Returns Ray's options of an actor that needs these resources."""
     rest = dict(resources)
-    options: dict[str, Any] = {"num_cpus": rest.pop("CPU", 0), "num_gpus": rest.pop("GPU", 0)}
+    options: dict[str, object] = {"num_cpus": rest.pop("CPU", 0), "num_gpus": rest.pop("GPU", 0)}
     if "memory" in rest:
         options["memory"] = rest.pop("memory")
     return {**options, "resources": rest}

@@ -43,6 +43,7 @@ import random
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
+from tfdist.control.encoding import JsonObject
 from tfdist.data.queue.positions import LeasePositions, TaskPositions
 
 MAX_DEATHS = 3
@@ -459,7 +460,7 @@ class TaskQueue:
         """Returns the tasks that have come back and were not dealt again yet."""
         return list(self._returned)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Returns what `restore` needs: a JSON object. Tasks that are pending become TODO in it."""
         undone = [*(lease.item for lease in self.leases.values()), *self._returned]
         self._first_unsaved = min([self.epoch, *(item.epoch for item in undone)])
@@ -473,7 +474,7 @@ class TaskQueue:
             "parked": [dataclasses.astuple(item) for item in self.parked.values()],
         }
 
-    def restore(self, state: dict[str, Any], positions: Mapping[str, int] | None = None) -> None:
+    def restore(self, state: JsonObject, positions: Mapping[str, int] | None = None) -> None:
         """Takes up a state; all leases end.
 
         Args:

@@ -82,7 +82,7 @@ class Generation:
         """Identifies the generation among those that know it, and tells others nothing of it."""
         return signing.proof(self.salt, "generation", body=encoding.encode(self.to_fields()))
 
-    def to_fields(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, object]:
         """Returns the object from which `from_fields` makes an equal generation."""
         return {
             "number": self.number,

@@ -42,7 +42,7 @@ class StepCounter:
         strategy: tf.distribute.Strategy,
         fn: Callable,
         args: Sequence,
-        kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, object],
         run: Callable[[], Any],
     ) -> Any:
         """Runs a function, and counts that if it is a training step.
