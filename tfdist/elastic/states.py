@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import KerasModel, KerasOptimizer, KerasVariable
 from tfdist.elastic.atomic_step import read
 from tfdist.elastic.job import ElasticJob, Unit
 from tfdist.elastic.notice import ElasticTraining
@@ -239,7 +240,7 @@ class TensorFlowState(ObjectState):
     ```
     """
 
-    def __init__(self, variables: Iterable[Any], **values: Any) -> None:
+    def __init__(self, variables: Iterable[KerasVariable], **values: Any) -> None:
         self.variables = list(variables)
         super().__init__(**values)
 
@@ -268,7 +269,7 @@ class TensorFlowKerasState(ObjectState):
     ```
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, **values: Any) -> None:
+    def __init__(self, model: KerasModel, optimizer: KerasOptimizer = None, **values: Any) -> None:
         if not hasattr(model, "trainable_variables") or not hasattr(model, "weights"):
             raise TypeError(f"{self._name}: expected a model of Keras, received {model!r}")
         if not getattr(model, "built", True):
@@ -336,7 +337,7 @@ class _SharedState:
         """Does nothing: what is saved to files, and when, is the program's."""
 
 
-def _build(optimizer: Any, model: Any) -> None:
+def _build(optimizer: KerasOptimizer, model: KerasModel) -> None:
     """Makes the optimizer's variables, which a newcomer receives before its first step."""
     build = getattr(optimizer, "build", None) or getattr(optimizer, "_create_all_weights", None)
     if build is None or getattr(optimizer, "built", False):
@@ -345,7 +346,7 @@ def _build(optimizer: Any, model: Any) -> None:
         build(model.trainable_variables)
 
 
-def _resources(variables: Sequence[Any], owner: str) -> list[tf.Tensor]:
+def _resources(variables: Sequence[KerasVariable], owner: str) -> list[tf.Tensor]:
     found: dict[int, tf.Tensor] = {}
     for position, variable in enumerate(variables):
         value = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)

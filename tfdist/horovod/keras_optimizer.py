@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import KerasVariable
 from tfdist.horovod import optimizer_options as front
 from tfdist.job import process
 from tfdist.keras import repair_distributed_optimizers
@@ -56,7 +57,7 @@ class DistributedKerasOptimizer(_Base):
         overflows = tf.cast(tf.logical_not(finite), tf.int32)
         return ops.all_reduce(overflows, label="loss-scale overflow check") == 0
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: KerasVariable) -> None:
         """Makes a variable local to each rank: its gradients are not reduced."""
         self._reduction.local.register(variable)
 

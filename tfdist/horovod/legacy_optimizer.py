@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from tfdist._types import KerasOptimizer, KerasVariable
 from tfdist.horovod import optimizer_options as front
 
 _registered = tf_keras.saving.register_keras_serializable("tfdist", "DistributedOptimizer")
@@ -44,7 +45,7 @@ class DistributedLegacyOptimizer(_Base):
         self._accumulator.add(gradients, variables, apply)
         return self.iterations
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: KerasVariable) -> None:
         """Makes a variable local to each rank: its gradients are not reduced."""
         self._reduction.local.register(variable)
 
@@ -74,7 +75,7 @@ class DistributedLegacyOptimizer(_Base):
         return distributed
 
 
-def distribute(optimizer: Any, options: front.Options, name: str | None = None) -> Any:
+def distribute(optimizer: KerasOptimizer, options: front.Options, name: str | None = None) -> Any:
     """As `optimizer.wrapped`, for an optimizer of tf_keras."""
     if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
         if options.backward_passes_per_step > 1:

@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import KerasVariable
+
 
 class LocalVariables:
     """The set of local variables, and the scaling of their gradients.
@@ -36,7 +38,7 @@ class LocalVariables:
         self._layers: list[Any] = []
         self._saved: tuple[str, ...] = ()
 
-    def register(self, variable: Any) -> None:
+    def register(self, variable: KerasVariable) -> None:
         """Makes a variable local.
 
         Raises:
@@ -121,5 +123,5 @@ def check_layers(local_layers: Any, api_name: str) -> list[Any]:
     return layers
 
 
-def _name(variable: Any) -> str:
+def _name(variable: KerasVariable) -> str:
     return getattr(variable, "path", None) or getattr(variable, "name", None) or "a tensor"

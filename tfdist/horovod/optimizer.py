@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from tfdist._types import KerasOptimizer
 from tfdist.compression import Compression
 from tfdist.horovod.optimizer_options import API_NAME, Options
 from tfdist.horovod.reduction import refuse_strategy
@@ -12,7 +13,7 @@ from tfdist.job import process
 
 
 def DistributedOptimizer(  # noqa: N802, a class to its users
-    optimizer: Any,
+    optimizer: KerasOptimizer,
     gradient_reduction: str = "mean",
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
@@ -74,7 +75,7 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
     return wrapped(optimizer, options, name)
 
 
-def wrapped(optimizer: Any, options: Options, name: str | None = None) -> Any:
+def wrapped(optimizer: KerasOptimizer, options: Options, name: str | None = None) -> Any:
     """As `DistributedOptimizer`, and also before this process knows its job."""
     # Each Keras takes seconds to import, and a script uses one of them.
     front_end: Any
@@ -127,7 +128,7 @@ def load_model(
     return model
 
 
-def _keras_of(optimizer: Any) -> str | None:
+def _keras_of(optimizer: KerasOptimizer) -> str | None:
     """The package of the optimizer's base class: "keras", "tf_keras" or None."""
     for base in type(optimizer).__mro__:
         package = base.__module__.partition(".")[0]

@@ -6,13 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import KerasOptimizer
 from tfdist.horovod.local_variables import check_layers
 from tfdist.horovod.optimizer import DistributedOptimizer
 from tfdist.horovod.tape import DistributedGradientTape
 
 
 def PartialDistributedOptimizer(  # noqa: N802, a class to its users
-    optimizer: Any, *, local_layers: Any = None, **options: Any
+    optimizer: KerasOptimizer, *, local_layers: Any = None, **options: Any
 ) -> Any:
     """Makes an optimizer apply the gradients of all ranks, except to some layers.
 

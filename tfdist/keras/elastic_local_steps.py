@@ -7,12 +7,10 @@ and from the end of a round on those of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import tensorflow as tf
 from keras import tree
 
+from tfdist._types import KerasModel, Nested, StepFunction
 from tfdist.elastic.atomic_step import communicates
 from tfdist.elastic.job import ElasticJob
 from tfdist.keras.elastic_state import state_of_newcomer
@@ -36,7 +34,7 @@ class LocalElasticStep(ElasticStep):
       step: takes this member's share of a batch; returns a structure of tensors.
     """
 
-    def __init__(self, model: Any, job: ElasticJob, name: str, step: Callable[[Any], Any]) -> None:
+    def __init__(self, model: KerasModel, job: ElasticJob, name: str, step: StepFunction) -> None:
         super().__init__(model, job, name, step, admits=True)
         local = local_updates_of(model.distribute_strategy)
         assert local is not None
@@ -46,7 +44,7 @@ class LocalElasticStep(ElasticStep):
         self._counters: dict[int, AddedByWorker] = {}
         self._end: EndOfRounds | None = None
 
-    def run(self, batch: Any, where: str, is_first: bool = True) -> Any:
+    def run(self, batch: Nested, where: str, is_first: bool = True) -> Nested:
         """Makes a step alone, and ends a round together with all members if one is due.
 
         Args:
@@ -84,7 +82,7 @@ class LocalElasticStep(ElasticStep):
             self._end = self._local.round_end(rounds, counters)
         return self._end
 
-    def _traced(self, batch: Any, flags: tf.Tensor) -> Any:
+    def _traced(self, batch: Nested, flags: tf.Tensor) -> Nested:
         strategy = self._model.distribute_strategy
         sums = [
             variable

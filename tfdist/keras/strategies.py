@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tfdist._types import Nested
 from tfdist.data.strategies import WorkerInput
 from tfdist.internals.keras_3 import BaseOptimizer
 from tfdist.ops.ps.optimizer_config import OptimizerConfig
@@ -34,7 +35,7 @@ class Servers(Protocol):
     ) -> tf.Operation | None:
         """Holds gradients of bound variables for the push that ends the step."""
 
-    def all_reduce(self, values: Any, divisor: int | None) -> Any:
+    def all_reduce(self, values: Nested, divisor: int | None) -> Nested:
         """Sums tensors, or nested tensors, over all workers; divides the sums by a divisor."""
 
     def first_of_all(self, value: int) -> int:

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from tfdist._types import KerasModel, KerasOptimizer, KerasVariable, Logs
 from tfdist.internals.keras_3 import BaseOptimizer, TensorFlowTrainer
 from tfdist.keras.callback import Callback, with_callback
 from tfdist.keras.registry import hooks, install
@@ -64,7 +65,7 @@ class StepRecorder:
         """Whether a `fit` takes the times."""
         return self._model is not None
 
-    def begin_fit(self, model: Any) -> None:
+    def begin_fit(self, model: KerasModel) -> None:
         """Says that a model's `fit` runs from now on."""
         self._model = model
         self._last = None
@@ -75,7 +76,7 @@ class StepRecorder:
             self._note_model()
         self._model = self._last = None
 
-    def gradients(self, optimizer: Any, gradients: Any, variables: Any) -> None:
+    def gradients(self, optimizer: KerasOptimizer, gradients: Any, variables: Any) -> None:
         """Notes what an optimizer applies; puts a clock into a custom loop's step."""
         self._optimizer = self._optimizer or optimizer
         for gradient, variable in zip(gradients, variables, strict=True):
@@ -98,7 +99,7 @@ class StepRecorder:
         """Whether a step of `fit` may call Python: XLA compiles none."""
         return not self._model.jit_compile and not tf.executing_eagerly() and _is_first_replica()
 
-    def _watch(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def _watch(self, gradients: Sequence[Any], variables: Sequence[KerasVariable]) -> None:
         """Puts a clock behind each bucket, which are those of tfdist: the last variable first."""
         # Tables of tfdist have no elements here.
         dense = [
@@ -209,15 +210,15 @@ class _Clock(Callback):
         self._recorder = recorder
         self._next = 0
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._next = 0
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         # An epoch's first step: evaluation and other work between epochs does not count.
         if self._next == 0:
             self._recorder.restart_clock()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         count = batch + 1 - self._next
         self._next = batch + 1
         self._recorder.step(count)
@@ -303,7 +304,7 @@ def _is_first_replica() -> bool:
     return replica is None or int(replica) == 0
 
 
-def _name(variable: Any) -> str:
+def _name(variable: KerasVariable) -> str:
     return str(getattr(variable, "path", variable.name))
 
 

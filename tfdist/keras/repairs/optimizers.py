@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import types
 
 import tensorflow as tf
 from keras import ops
@@ -25,7 +25,7 @@ _SHARED = (DistributedVariable, AggregatingVariable)
 class _OpsWithCond:
     """`keras.ops` with another `cond`."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: types.ModuleType) -> None:
         self._module = module
 
     def __getattr__(self, name):

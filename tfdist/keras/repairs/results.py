@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 from keras import tree
@@ -20,7 +19,9 @@ from tfdist.keras.workers import has_copies, is_ours
 
 _thread = threading.local()
 # By model: its way of making functions, and the function that `predict_on_batch` calls.
-_of_batches: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+_of_batches: weakref.WeakKeyDictionary[TensorFlowTrainer, tuple[tuple, Callable]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @repairs(trainer, "reduce_per_replica")

@@ -1,0 +1,39 @@
+"""Types in annotations that Keras 3 and tf_keras share.
+
+They are texts at run time, since a program may have imported one Keras, or neither.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+    import tf_keras
+
+KerasModel: TypeAlias = "keras.Model | tf_keras.Model"
+KerasLayer: TypeAlias = "keras.Layer | tf_keras.layers.Layer"
+KerasMetric: TypeAlias = "keras.Metric | tf_keras.metrics.Metric"
+KerasLoss: TypeAlias = "keras.Loss | tf_keras.losses.Loss"
+KerasCallback: TypeAlias = "keras.callbacks.Callback | tf_keras.callbacks.Callback"
+# Also of an optimizer that wraps another one, and of the legacy ones of tf_keras.
+KerasOptimizer: TypeAlias = "keras.Optimizer | tf_keras.optimizers.Optimizer"
+# tf_keras has variables of TensorFlow.
+KerasVariable: TypeAlias = "keras.Variable | tf.Variable"
+# By name, the results of metrics: of a step on each replica, or of an epoch.
+Logs: TypeAlias = "dict[str, tf.Tensor | float]"
+# A gradient: dense, or of the rows of a table.
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+# Dense, with ragged rows, or sparse.
+AnyTensor: TypeAlias = "tf.Tensor | tf.RaggedTensor | tf.SparseTensor"
+# The data of a strategy; a whole dataset where each process reads it by itself.
+DistributedData: TypeAlias = "tf.data.Dataset | tf.distribute.DistributedDataset"
+# Values of a kind, or lists, tuples and dicts of them, as `tf.nest` takes them. A type checker
+# cannot follow `tf.nest`, which returns the structure that it was given.
+Nested: TypeAlias = Any
+# Takes the batch of a replica; returns logs, or rows of a result.
+StepFunction: TypeAlias = Callable[[Nested], Nested]
+FilePath: TypeAlias = "str | os.PathLike[str]"
