@@ -6,7 +6,7 @@ They are texts at run time, since a program may have imported one Keras, or neit
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ KerasVariable: TypeAlias = "keras.Variable | tf.Variable"
 Logs: TypeAlias = "dict[str, tf.Tensor | float]"
 # A gradient: dense, or of the rows of a table.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+# A tensor, or what `tf.convert_to_tensor` takes; and one of them or several.
+TensorLike: TypeAlias = "tf.types.experimental.TensorLike"
+TensorsLike: TypeAlias = "TensorLike | Sequence[TensorLike]"
 # Dense, with ragged rows, or sparse.
 AnyTensor: TypeAlias = "tf.Tensor | tf.RaggedTensor | tf.SparseTensor"
 # The data of a strategy; a whole dataset where each process reads it by itself.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from tfdist._types import Nested, TensorLike, TensorsLike
 from tfdist.ops import library
 from tfdist.ops.collectives.calls import as_list, attributes, like, reduced_by_dtype, resolve
 from tfdist.ops.collectives.communicator import Communicator
@@ -14,12 +13,12 @@ from tfdist.ops.collectives.scaling import check_factor, scaled
 
 
 def all_gather(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     *,
     label: str = "all_gather",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Concatenates every rank's tensor along the first dimension, in rank order.
 
     Args:
@@ -30,7 +29,7 @@ def all_gather(
       timeout: as for `all_reduce`.
 
     Returns:
-      Tensors of the same structure and dtypes, of shape `[sum of first dimensions, ...]`, the same
+      Nested of the same structure and dtypes, of shape `[sum of first dimensions, ...]`, the same
       on every rank.
 
     Raises the errors of `all_reduce`.
@@ -57,13 +56,13 @@ def all_gather(
 
 
 def gather(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     root: int = 0,
     *,
     label: str = "gather",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Concatenates every rank's tensor along the first dimension, on rank `root` alone.
 
     Args:
@@ -74,7 +73,7 @@ def gather(
       timeout: as for `all_reduce`.
 
     Returns:
-      Tensors of the same structure and dtypes: on rank `root` of shape `[sum of first dimensions,
+      Nested of the same structure and dtypes: on rank `root` of shape `[sum of first dimensions,
       ...]`, on the others of shape `[0, ...]`.
 
     Raises the errors of `all_reduce`.
@@ -90,13 +89,13 @@ def gather(
 
 
 def scatter(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     root: int = 0,
     *,
     label: str = "scatter",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Distributes the rows of a tensor on rank `root` over all ranks.
 
     Rank 0 gets the first rows. If the rows do not divide evenly, the first ranks get one row more
@@ -112,7 +111,7 @@ def scatter(
       timeout: as for `all_reduce`.
 
     Returns:
-      Tensors of the same structure and dtypes, of shape `[this rank's rows, ...]`.
+      Nested of the same structure and dtypes, of shape `[this rank's rows, ...]`.
 
     Raises the errors of `all_reduce`.
     """
@@ -130,7 +129,7 @@ def scatter(
 
 
 def reduce_scatter(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     reduce_op: str = "sum",
     *,
@@ -138,7 +137,7 @@ def reduce_scatter(
     postscale_factor: float = 1.0,
     label: str = "reduce_scatter",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Reduces tensors over all ranks and gives each rank its part of the rows.
 
     Rank 0 gets the first rows. If the rows do not divide evenly, the first ranks get one row more
@@ -154,7 +153,7 @@ def reduce_scatter(
       timeout: as for `all_reduce`.
 
     Returns:
-      Tensors of the same structure and dtypes, of shape `[this rank's rows, ...]`.
+      Nested of the same structure and dtypes, of shape `[this rank's rows, ...]`.
 
     Raises the errors of `all_reduce`.
     """
@@ -178,13 +177,13 @@ def reduce_scatter(
 
 
 def all_to_all(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
-    splits: Any = None,
+    splits: TensorLike | None = None,
     *,
     label: str = "all_to_all",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Sends a part of a tensor's rows to each rank; concatenates received rows in rank order.
 
     Args:
@@ -236,7 +235,7 @@ def _equally() -> tf.Tensor:
     return tf.zeros([0, 0], tf.int64)
 
 
-def _lines(tensors: Any, splits: Any, communicator: Communicator) -> tf.Tensor:
+def _lines(tensors: TensorsLike, splits: TensorLike, communicator: Communicator) -> tf.Tensor:
     """The splits of all tensors as int64 of shape `[size, number of tensors]`."""
     several = isinstance(tensors, list | tuple)
     columns = splits if several else [splits]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from tfdist._types import Nested, TensorsLike
 from tfdist.ops import library
 from tfdist.ops.collectives.calls import (
     as_list,
@@ -35,7 +34,7 @@ REDUCIBLE = (
 
 
 def all_reduce(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     reduce_op: str = "sum",
     *,
@@ -43,14 +42,14 @@ def all_reduce(
     postscale_factor: float = 1.0,
     label: str = "all_reduce",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Reduces tensors over all ranks, a list of them in one fused pass without packing.
 
     Large tensors use a ring: every rank sends 2(N-1)/N of the bytes (Patarasuk and Yuan, 2009).
 
     Args:
       tensors: a tensor or a list of tensors of float16, bfloat16, float32, float64, int8, int16,
-        int32, int64, uint8 or bool; the same shapes on every rank. Tensors of one dtype travel
+        int32, int64, uint8 or bool; the same shapes on every rank. Nested of one dtype travel
         together. Or `tf.IndexedSlices` of the same dtypes but bool, with any number of rows on each
         rank; only the rows travel.
       communicator: the ranks; `None` means those of the job.
@@ -65,7 +64,7 @@ def all_reduce(
       timeout: seconds after which the op fails; `None` means 600, 0 means never.
 
     Returns:
-      Tensors of the same structure, shapes and dtypes: the same values on every rank, bit for bit.
+      Nested of the same structure, shapes and dtypes: the same values on every rank, bit for bit.
       For `tf.IndexedSlices` the rows that any rank has, each index once; a mean is over all ranks.
 
     Raises:
@@ -105,14 +104,14 @@ def all_reduce(
 
 
 def reduce(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     root: int = 0,
     reduce_op: str = "sum",
     *,
     label: str = "reduce",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Reduces tensors over all ranks, for rank `root` alone.
 
     Args:
@@ -124,7 +123,7 @@ def reduce(
       timeout: as for `all_reduce`.
 
     Returns:
-      Tensors of the same structure, shapes and dtypes: the reduction on rank `root`, zeros on the
+      Nested of the same structure, shapes and dtypes: the reduction on rank `root`, zeros on the
       others.
 
     Raises the errors of `all_reduce`.
@@ -144,13 +143,13 @@ def reduce(
 
 
 def broadcast(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     root: int = 0,
     *,
     label: str = "broadcast",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Sends the values that tensors have on rank `root` to every rank.
 
     On the root it ends when all ranks have started it, so that a mismatch with another rank raises
@@ -166,7 +165,7 @@ def broadcast(
       timeout: as for `all_reduce`.
 
     Returns:
-      Tensors of the same structure, shapes and dtypes.
+      Nested of the same structure, shapes and dtypes.
 
     Raises the errors of `all_reduce`.
     """
@@ -217,7 +216,7 @@ def join(
     *,
     label: str = "join",
     timeout: float | None = None,
-) -> Any:
+) -> int | tf.Tensor:
     """Takes part in the collectives of the other ranks, without data, until all ranks have joined.
 
     For a rank that has run out of data before the others, like Horovod's `join`. The rank
@@ -241,7 +240,7 @@ def join(
     return last if tf.is_symbolic_tensor(last) else int(last)
 
 
-def reducible(tensors: Any, reduce_op: str, api_name: str) -> list[tf.Tensor]:
+def reducible(tensors: TensorsLike, reduce_op: str, api_name: str) -> list[tf.Tensor]:
     """Returns tensors as a list after checking that they can be reduced by `reduce_op`.
 
     Raises:

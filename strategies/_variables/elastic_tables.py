@@ -21,7 +21,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -33,6 +33,7 @@ from tfdist.errors import ClusterConfigError, TfdistError
 from tfdist.keras.strategies import ModelTables
 from tfdist.ops.collectives.world import world
 from tfdist.ops.ps.client import ParameterClient
+from tfdist.ops.ps.variable_handles import TableHandle
 from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.placement import Placement
 from tfdist.strategies._variables.remote_tables import RemoteTables
@@ -204,7 +205,9 @@ class _ElasticParameters(Parameters):
         super().has_staged(variables)
         self._has_gradient.update(variable.parameter for variable in variables)
 
-    def stage_rows(self, tables: Sequence, *gradients: Any) -> tf.Operation | None:
+    def stage_rows(
+        self, tables: Sequence[TableHandle], *gradients: Sequence[tf.Tensor]
+    ) -> tf.Operation | None:
         """See `Parameters.stage_rows`."""
         self._refuse_outside_of_fit()
         return super().stage_rows(tables, *gradients)

@@ -228,7 +228,7 @@ def _check_kinds(ids: Any, weights: Any) -> None:
         )
 
 
-def _is_composite(value: Any) -> bool:
+def _is_composite(value: object) -> bool:
     return isinstance(value, tf.RaggedTensor | tf.SparseTensor)
 
 

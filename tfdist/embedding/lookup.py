@@ -151,5 +151,5 @@ def rows_of(
     return table_variable.lookup([table.rows for table in tables], ids, training)
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     return isinstance(value, tf.RaggedTensor | tf.SparseTensor) or tf.is_tensor(value)

@@ -391,7 +391,7 @@ class EmbeddingTable:
         rows.parameters.settle()
         return rows.parameters.client, rows.table, self.config()
 
-    def _expect(self, fits: bool, what: str, expected: str, received: Any) -> None:
+    def _expect(self, fits: bool, what: str, expected: str, received: object) -> None:
         if not fits:
             raise ValueError(
                 f"embedding table {self.name!r}: expected {what} to be {expected}, received "
@@ -404,9 +404,9 @@ def _make_variable(shape: tuple[int, int], name: str) -> tf.Variable:
         return tf.Variable(tf.zeros(shape), name=name)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

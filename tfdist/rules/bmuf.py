@@ -52,5 +52,5 @@ class BMUF(Rule):
         )
 
 
-def _in(low: float, value: Any, high: float = float("inf")) -> bool:
+def _in(low: float, value: object, high: float = float("inf")) -> bool:
     return isinstance(value, int | float) and low <= value < high

@@ -83,7 +83,7 @@ class Rule(abc.ABC):
         return ()
 
 
-def check_number(owner: str, name: str, value: Any, condition: str, holds: bool) -> float:
+def check_number(owner: str, name: str, value: object, condition: str, holds: bool) -> float:
     """Returns a rule's argument as a float.
 
     Raises:

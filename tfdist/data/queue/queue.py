@@ -41,7 +41,6 @@ import bisect
 import dataclasses
 import random
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any
 
 from tfdist.control.encoding import JsonObject
 from tfdist.data.queue.positions import LeasePositions, TaskPositions
@@ -622,7 +621,7 @@ def _order(item: Item) -> tuple[int, int, int]:
     return (item.deaths, 0, 0) if item.deaths else (0, item.epoch, item.task)
 
 
-def _number(value: Any, name: str) -> int:
+def _number(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{name}: expected a whole number, received {value!r:.50}")
     return value

@@ -57,7 +57,7 @@ class AllReduceWorker:
     def __enter__(self) -> AllReduceWorker:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._scratch is not None:
             self._scratch.cleanup()
 

@@ -61,7 +61,7 @@ class ParameterServerWorker:
         self._building.enter_context(self._parameters.unordered_step())
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._building.close()
         self._contexts.close()
 

@@ -380,13 +380,13 @@ def _text(value: Any) -> str:
     return value[:_MAX_TEXT]
 
 
-def _number(value: Any, limit: float = _MAX_NUMBER) -> float:
+def _number(value: object, limit: float = _MAX_NUMBER) -> float:
     if not isinstance(value, int | float) or not abs(value) <= limit:
         raise ValueError(f"expected a number up to {limit:g}, received {value!r:.100}")
     return float(value)
 
 
-def _whole(value: Any, limit: int = _MAX_NUMBER) -> int:
+def _whole(value: object, limit: int = _MAX_NUMBER) -> int:
     if not isinstance(value, int):
         raise TypeError(f"expected a whole number, received {value!r:.100}")
     _number(value, limit)

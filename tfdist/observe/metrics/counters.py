@@ -155,7 +155,7 @@ def _rows(strategy: tf.distribute.Strategy, arguments: Any) -> tf.Tensor:
     return tf.constant(0, tf.int64)
 
 
-def _has_rows(value: Any) -> bool:
+def _has_rows(value: object) -> bool:
     shape = getattr(value, "shape", None)
     return shape is not None and bool(tf.TensorShape(shape).rank)
 
