@@ -21,6 +21,7 @@ KerasLoss: TypeAlias = "keras.Loss | tf_keras.losses.Loss"
 KerasCallback: TypeAlias = "keras.callbacks.Callback | tf_keras.callbacks.Callback"
 # Also of an optimizer that wraps another one, and of the legacy ones of tf_keras.
 KerasOptimizer: TypeAlias = "keras.Optimizer | tf_keras.optimizers.Optimizer"
+KerasInitializer: TypeAlias = "keras.Initializer | tf_keras.initializers.Initializer"
 # tf_keras has variables of TensorFlow.
 KerasVariable: TypeAlias = "keras.Variable | tf.Variable"
 # By name, the results of metrics: of a step on each replica, or of an epoch.
