@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 
+from tfdist._types import DistributedData
 from tfdist.data.draws import Drawing, generators, generators_of_opening
 from tfdist.data.order import (
     opens_at_first_element,
@@ -102,7 +103,7 @@ class DistributedSource:
       distributed: the dataset.
     """
 
-    def __init__(self, distributed: Any) -> None:
+    def __init__(self, distributed: DistributedData) -> None:
         self._distributed = distributed
 
     def begin_at(
@@ -139,7 +140,7 @@ class TaskSource:
         return []
 
 
-def source_of(dataset: Any, distributed: Any) -> BatchSource:
+def source_of(dataset: object, distributed: DistributedData) -> BatchSource:
     """Returns the source of some data.
 
     Args:
@@ -195,8 +196,8 @@ class Openings:
     def __init__(
         self,
         source: BatchSource,
-        distribute: Callable[[tf.data.Dataset], Any],
-        distributed: Any,
+        distribute: Callable[[tf.data.Dataset], DistributedData],
+        distributed: DistributedData,
         splits_batches: Callable[[], bool],
     ) -> None:
         self.source = source
@@ -266,7 +267,7 @@ class Openings:
                 next_one.openings_read,
             )
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> tf.data.Iterator | tf.distribute.DistributedIterator:
         target, self._next = self.next_opening, None
         of_all = self._of_all(target.batches)
         opened = self.opening
@@ -333,7 +334,7 @@ class Openings:
         return batches if batches and self.splits_batches else 0
 
 
-def splits_batches(strategy: tf.distribute.Strategy, dataset: Any) -> bool:
+def splits_batches(strategy: tf.distribute.Strategy, dataset: object) -> bool:
     """Whether workers split each batch of a dataset, rather than share its files or its batches.
 
     Args:
@@ -351,7 +352,7 @@ def splits_batches(strategy: tf.distribute.Strategy, dataset: Any) -> bool:
     return policy == _Policy.DATA or (policy == _Policy.AUTO and not reads_files(dataset))
 
 
-def _components(distributed: Any) -> list[tf.data.Dataset]:
+def _components(distributed: DistributedData) -> list[tf.data.Dataset]:
     if isinstance(distributed, DistributedDatasetsFromFunction):
         return distributed._datasets
     if isinstance(distributed, DistributedDataset):
@@ -359,7 +360,7 @@ def _components(distributed: Any) -> list[tf.data.Dataset]:
     return [distributed]
 
 
-def _skip_own(distributed: Any, batches: int) -> Any:
+def _skip_own(distributed: DistributedData, batches: int) -> DistributedData:
     """Returns what a worker reads, without its first batches."""
     if isinstance(distributed, tf.data.Dataset):
         return distributed.skip(batches)

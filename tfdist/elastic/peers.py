@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from tfdist.control import callers
 from tfdist.control.client import ANSWER_MARGIN
@@ -252,7 +251,7 @@ def listed(members: Iterable[Member]) -> str:
     return ", ".join(map(str, members))
 
 
-def generation_of(fields: Any) -> Generation:
+def generation_of(fields: object) -> Generation:
     """Returns the generation in an answer; raises ClusterConfigError if there is none."""
     try:
         return Generation.from_fields(fields)
@@ -260,7 +259,7 @@ def generation_of(fields: Any) -> Generation:
         raise ClusterConfigError(f"in another member's answer: {error}") from None
 
 
-def member_of(fields: Any) -> Member:
+def member_of(fields: object) -> Member:
     """Returns the member in an answer; raises ClusterConfigError if there is none."""
     try:
         return Member.from_fields(fields)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -68,7 +67,7 @@ class ObjectState:
     ```
     """
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: object) -> None:
         for name in values:
             if name.startswith("_") or hasattr(self, name):
                 raise ValueError(
@@ -77,7 +76,7 @@ class ObjectState:
                 )
         self._names = tuple(values)
         self._job: ElasticJob | None = None
-        self._reset_callbacks: list[Callable[[], Any]] = []
+        self._reset_callbacks: list[Callable[[], object]] = []
         for name, value in values.items():
             setattr(self, name, value)
         self._keep()
@@ -146,7 +145,7 @@ class ObjectState:
             self.on_reset()
             self._keep()
 
-    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Registers functions to call each time the members have changed, such as a new rate.
 
         They change the state in the same way on all members, and may use `tfdist.size()`.
@@ -240,7 +239,7 @@ class TensorFlowState(ObjectState):
     ```
     """
 
-    def __init__(self, variables: Iterable[KerasVariable], **values: Any) -> None:
+    def __init__(self, variables: Iterable[KerasVariable], **values: object) -> None:
         self.variables = list(variables)
         super().__init__(**values)
 
@@ -269,7 +268,9 @@ class TensorFlowKerasState(ObjectState):
     ```
     """
 
-    def __init__(self, model: KerasModel, optimizer: KerasOptimizer = None, **values: Any) -> None:
+    def __init__(
+        self, model: KerasModel, optimizer: KerasOptimizer | None = None, **values: object
+    ) -> None:
         if not hasattr(model, "trainable_variables") or not hasattr(model, "weights"):
             raise TypeError(f"{self._name}: expected a model of Keras, received {model!r}")
         if not getattr(model, "built", True):

@@ -6,8 +6,6 @@ slots, in which a variable's slot is at the variable's index.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tfdist._types import KerasOptimizer, KerasVariable
 from tfdist.horovod.local_variables import variable_of
 
@@ -18,7 +16,7 @@ def variables_of(optimizer: KerasOptimizer) -> list:
     return list(variables() if callable(variables) else variables)
 
 
-def identity(variable: KerasVariable) -> Any:
+def identity(variable: KerasVariable) -> object:
     """A key that is the same for a Keras variable and TensorFlow's behind it."""
     found = variable_of(variable)
     assert found is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._types import KerasVariable
+from tfdist._types import KerasVariable, Nested
 from tfdist.compression import Compression, Compressor, OneBit, PowerSGD, TopK, method_of
 from tfdist.horovod.reduction import Reduction
 
@@ -90,11 +90,11 @@ class DistributedGradientTape:
         """
         self._reduction.local.register(variable)
 
-    def register_local_source(self, source: Any) -> None:
+    def register_local_source(self, source: KerasVariable) -> None:
         """Same as `register_local_var`: the name of the method of Horovod's tape."""
         self.register_local_var(source)
 
-    def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
+    def gradient(self, target: Nested, sources: Nested, *arguments: Any, **options: Any) -> Nested:
         """Computes gradients as `tf.GradientTape.gradient` does, and reduces them over all ranks.
 
         Args:

@@ -14,9 +14,12 @@ optimizer, and may change what a worker sends, how it trains, and where it goes 
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
+
+if TYPE_CHECKING:
+    import keras
 
 State = dict[str, tf.Variable]
 
@@ -43,7 +46,7 @@ class Rule(abc.ABC):
         return 0
 
     @abc.abstractmethod
-    def outer_optimizer(self, workers: int) -> Any:
+    def outer_optimizer(self, workers: int) -> keras.Optimizer:
         """Returns a new Keras optimizer, which is applied to the anchor.
 
         Args:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import callers
@@ -25,7 +25,7 @@ _log = logging.getLogger("tfdist.data.queue")
 # Seconds between two calls of a worker that counts records, for which the others wait.
 _KEEP_COUNTING = 3.0
 
-Call = Callable[[Method, Any, float], JsonObject]
+Call = Callable[[Method, "DataclassInstance", float], JsonObject]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +256,12 @@ class TaskClient:
         return self._send(messages.TASK_STATE, request, 0.0)
 
     def _of_queue(
-        self, queue: str, method: Method, wait: float, timeout: float | None = None, **fields: Any
+        self,
+        queue: str,
+        method: Method,
+        wait: float,
+        timeout: float | None = None,
+        **fields: object,
     ) -> JsonObject:
         request = method.request(**self._who, queue=queue, wait=wait, **fields)
         while True:
@@ -305,7 +310,7 @@ class TaskClient:
 class _Repeated:
     """Calls a function every few seconds in a `with` block, in a thread of its own."""
 
-    def __init__(self, function: Callable[[], Any], period: float) -> None:
+    def __init__(self, function: Callable[[], object], period: float) -> None:
         self._function = function
         self._period = period
         self._ended = threading.Event()

@@ -85,7 +85,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.elastic import MAX_WORKERS, Elastic
@@ -785,7 +784,7 @@ class Generations:
             messages.ELASTIC_LEAVE: self.leave,
         }
 
-    def is_from_the_job(self, request: Any) -> bool:
+    def is_from_the_job(self, request: object) -> bool:
         """Whether the caller has proven that it is of this job. Without the lock.
 
         A proof with the job's id does not count: it may have gone to a stranger.
