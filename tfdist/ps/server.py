@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tfdist import _providers
 from tfdist.config.cluster import Cluster
@@ -97,7 +97,7 @@ class ServerTask:
         # ps 0 deals out the job's data tasks, once it has read its snapshot.
         self._tasks = TaskMaster(cluster, is_ready=False) if cluster.task_index == 0 else None
         self._waits = StepWaits(cluster, settings, self._fingerprint, self._own_waits)
-        self._written: dict[int, Any] = {}
+        self._written: dict[int, _Writing] = {}
         self._own_snapshot: _Writing | None = None
         self._retry_pause = _MIN_RETRY_PAUSE
         self._next_try = 0.0

@@ -6,7 +6,6 @@ Needs `pip install tfdist[ray]`. Importing this package does not import Ray; `ru
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from tfdist.errors import RayJobError
 from tfdist.ray.request import RayRequest, RayResult
@@ -15,7 +14,7 @@ __all__ = ["RayJobError", "RayResult", "run"]
 
 
 def run(
-    train_fn: Callable[..., Any],
+    train_fn: Callable,
     *,
     num_workers: int,
     num_ps: int = 0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tfdist.errors import ClusterConfigError
 from tfdist.launch.policies.elastic import WorkerRange
@@ -26,7 +25,7 @@ class RayResult:
       checkpoint_dir: as given.
     """
 
-    values: tuple[Any, ...]
+    values: tuple
     restarts: int
     preemptions: int
     checkpoint_dir: str | None

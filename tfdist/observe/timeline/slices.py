@@ -92,7 +92,7 @@ def on_tracks(slices: Iterable[Slice]) -> Iterator[tuple[str, int, Slice]]:
 def _slice(event: RingEvent, convert: Callable[[int], int], until: int) -> Slice:
     begin = convert(event["submitted"])
     end = convert(event["ended"] or max(until, event["submitted"]))
-    arguments: dict[str, Any] = {"detail": event["detail"]} if event["detail"] else {}
+    arguments: dict[str, object] = {"detail": event["detail"]} if event["detail"] else {}
     if not event["ended"]:
         arguments["unfinished"] = True
     if event["state"] == _FAILED:
