@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-# The mode in which there is no strategy.
 from tfdist._types import Gradient, KerasOptimizer, KerasVariable
+
+# The mode in which there is no strategy.
 from tfdist.internals.tensorflow import DistributedVariable, distribute_lib
 from tfdist.rules import Rule
 from tfdist.strategies._local_updates.former_optimizer import FormerOptimizer

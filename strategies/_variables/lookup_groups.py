@@ -14,11 +14,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.internals.tensorflow import auto_control_deps_utils
-from tfdist.ops.ps.client import ParameterClient
-
 # Ops that only read a resource are ordered after its writers, not after each other, so lookups of
 # one table do not wait for each other. The function is not public.
+from tfdist.internals.tensorflow import auto_control_deps_utils
+from tfdist.ops.ps.client import ParameterClient
 from tfdist.ops.ps.variable_handles import TableHandle
 from tfdist.strategies._variables.graphs import current_graph
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-# The class of variables of which replicas have values of their own.
 from tfdist._types import KerasCallback, KerasModel, KerasVariable
+
+# The class of variables of which replicas have values of their own.
 from tfdist.internals.tensorflow import SyncOnReadVariable
 from tfdist.keras import exchange
 from tfdist.keras.models import model_variables, tf_variable

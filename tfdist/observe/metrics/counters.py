@@ -21,8 +21,9 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-# There is no public way to tell whether XLA must compile the function that is being traced.
 from tfdist._types import AnyTensor, Gradient, Nested
+
+# There is no public way to tell whether XLA must compile the function that is being traced.
 from tfdist.internals.tensorflow import GraphOrParentsInXlaContext
 from tfdist.job import process
 from tfdist.ops.local.step_counter import count_step
