@@ -29,7 +29,7 @@ def all_gather(
       timeout: as for `all_reduce`.
 
     Returns:
-      Nested of the same structure and dtypes, of shape `[sum of first dimensions, ...]`, the same
+      Tensors of the same structure and dtypes, of shape `[sum of first dimensions, ...]`, the same
       on every rank.
 
     Raises the errors of `all_reduce`.
@@ -73,7 +73,7 @@ def gather(
       timeout: as for `all_reduce`.
 
     Returns:
-      Nested of the same structure and dtypes: on rank `root` of shape `[sum of first dimensions,
+      Tensors of the same structure and dtypes: on rank `root` of shape `[sum of first dimensions,
       ...]`, on the others of shape `[0, ...]`.
 
     Raises the errors of `all_reduce`.
@@ -111,7 +111,7 @@ def scatter(
       timeout: as for `all_reduce`.
 
     Returns:
-      Nested of the same structure and dtypes, of shape `[this rank's rows, ...]`.
+      Tensors of the same structure and dtypes, of shape `[this rank's rows, ...]`.
 
     Raises the errors of `all_reduce`.
     """
@@ -153,7 +153,7 @@ def reduce_scatter(
       timeout: as for `all_reduce`.
 
     Returns:
-      Nested of the same structure and dtypes, of shape `[this rank's rows, ...]`.
+      Tensors of the same structure and dtypes, of shape `[this rank's rows, ...]`.
 
     Raises the errors of `all_reduce`.
     """

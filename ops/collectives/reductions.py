@@ -49,7 +49,7 @@ def all_reduce(
 
     Args:
       tensors: a tensor or a list of tensors of float16, bfloat16, float32, float64, int8, int16,
-        int32, int64, uint8 or bool; the same shapes on every rank. Nested of one dtype travel
+        int32, int64, uint8 or bool; the same shapes on every rank. Tensors of one dtype travel
         together. Or `tf.IndexedSlices` of the same dtypes but bool, with any number of rows on each
         rank; only the rows travel.
       communicator: the ranks; `None` means those of the job.
@@ -64,7 +64,7 @@ def all_reduce(
       timeout: seconds after which the op fails; `None` means 600, 0 means never.
 
     Returns:
-      Nested of the same structure, shapes and dtypes: the same values on every rank, bit for bit.
+      Tensors of the same structure, shapes and dtypes: the same values on every rank, bit for bit.
       For `tf.IndexedSlices` the rows that any rank has, each index once; a mean is over all ranks.
 
     Raises:
@@ -123,7 +123,7 @@ def reduce(
       timeout: as for `all_reduce`.
 
     Returns:
-      Nested of the same structure, shapes and dtypes: the reduction on rank `root`, zeros on the
+      Tensors of the same structure, shapes and dtypes: the reduction on rank `root`, zeros on the
       others.
 
     Raises the errors of `all_reduce`.
@@ -165,7 +165,7 @@ def broadcast(
       timeout: as for `all_reduce`.
 
     Returns:
-      Nested of the same structure, shapes and dtypes.
+      Tensors of the same structure, shapes and dtypes.
 
     Raises the errors of `all_reduce`.
     """
