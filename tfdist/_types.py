@@ -1,6 +1,7 @@
-"""Types in annotations that Keras 3 and tf_keras share.
+"""Types for annotations: objects of either Keras, tensors, and structures of them.
 
-They are texts at run time, since a program may have imported one Keras, or neither.
+Those of Keras and TensorFlow are texts at run time: a program may have imported one Keras, or
+neither.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 KerasModel: TypeAlias = "keras.Model | tf_keras.Model"
 KerasLayer: TypeAlias = "keras.Layer | tf_keras.layers.Layer"
-KerasMetric: TypeAlias = "keras.Metric | tf_keras.metrics.Metric"
 KerasLoss: TypeAlias = "keras.Loss | tf_keras.losses.Loss"
 KerasCallback: TypeAlias = "keras.callbacks.Callback | tf_keras.callbacks.Callback"
 # Also of an optimizer that wraps another one, and of the legacy ones of tf_keras.
