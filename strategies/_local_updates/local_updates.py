@@ -21,7 +21,6 @@ from tfdist.elastic.job import ElasticJob
 
 # Cond and while loops are functions of their own, which belong to one place of the outer function.
 from tfdist.internals.tensorflow import ControlFlowFuncGraph
-from tfdist.keras.strategies import LocalTraining
 from tfdist.rules import Rule, StreamingDiLoCo
 from tfdist.strategies._local_reduce.local_all_reduce import unique_slices
 from tfdist.strategies._local_updates.asynchronous import AsynchronousGroup, AsynchronousRound
@@ -46,6 +45,9 @@ from tfdist.strategies._local_updates.saved_state import (
     with_positions,
 )
 from tfdist.strategies._local_updates.streaming_round import StreamingRound
+
+if TYPE_CHECKING:
+    from tfdist.keras.strategies import LocalTraining
 
 _log = logging.getLogger("tfdist")
 

@@ -30,7 +30,6 @@ from tfdist.config.cluster import Cluster
 from tfdist.elastic.job import ElasticJob
 from tfdist.elastic.membership import World
 from tfdist.errors import ClusterConfigError, TfdistError
-from tfdist.keras.strategies import ModelTables
 from tfdist.ops.collectives.world import world
 from tfdist.ops.ps.client import ParameterClient
 from tfdist.ops.ps.variable_handles import TableHandle
@@ -38,6 +37,9 @@ from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.placement import Placement
 from tfdist.strategies._variables.remote_tables import RemoteTables
 from tfdist.strategies._variables.server_variable import ServerVariable
+
+if TYPE_CHECKING:
+    from tfdist.keras.strategies import ModelTables
 
 _log = logging.getLogger("tfdist.elastic")
 # Seconds for which a reader of rows waits for the other members' commits of its last step, and

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfdist._types import Nested
-from tfdist.keras.strategies import Servers
 from tfdist.observe.metrics import counters
 from tfdist.ops.ps.client import ParameterClient
 from tfdist.ops.ps.optimizer_config import OptimizerConfig
@@ -23,6 +22,9 @@ from tfdist.strategies._variables.graphs import graph_of, in_graph_of_tensorflow
 from tfdist.strategies._variables.lookup_groups import LookupGroups
 from tfdist.strategies._variables.placement import Placement, renamed
 from tfdist.strategies._variables.server_variable import ServerVariable
+
+if TYPE_CHECKING:
+    from tfdist.keras.strategies import Servers
 
 
 @dataclasses.dataclass(frozen=True)

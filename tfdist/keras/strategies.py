@@ -13,9 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tfdist._types import Nested
+from tfdist._types import KerasOptimizer, Nested
 from tfdist.data.strategies import WorkerInput
-from tfdist.internals.keras_3 import BaseOptimizer
 from tfdist.ops.ps.optimizer_config import OptimizerConfig
 from tfdist.ps.config import PsConfig
 
@@ -57,7 +56,7 @@ class ServersExtended(WorkerInput, Protocol):
     config: PsConfig
     parameters: Servers
     ps_optimizer: str
-    optimizer_places: dict[int, tuple[BaseOptimizer, bool]]
+    optimizer_places: dict[int, tuple[KerasOptimizer, bool]]
 
     @property
     def clip(self) -> str: ...
@@ -110,7 +109,7 @@ class LocalTraining(Protocol):
 
     def apply(
         self,
-        optimizer: BaseOptimizer,
+        optimizer: KerasOptimizer,
         variables: Sequence[tf.Variable],
         update: Callable[[], object],
     ) -> None:
