@@ -12,7 +12,7 @@ without a strategy, keep what they train in a state and wrap the loop with `run`
 | `protocol/` | the state of generations, and its service |
 | `values.py` | the values that a newcomer receives, and that members send each other |
 | `atomic_step.py` | a traced step that is done by all members, or leaves no trace |
-| `calls.py`, `records.py`, `record_exchange.py` | ended calls of a script, for processes that come later |
+| `calls.py`, `records.py`, `record_exchange.py` | ended calls of a script, for newcomers |
 | `contents.py`, `data_values.py`, `plain_values.py` | comparisons of members, and values as bytes |
 | `owed.py` | calls of rank 0 that its successor makes again |
 | `notice.py`, `tombstone.py` | a worker that is told to leave; a job that has ended |

@@ -10,7 +10,7 @@
 | `files_of_keras_3.py`, `files_of_tf_keras.py` | backups, checkpoints |
 | `adapter.py` | the questions to a Keras that participants have |
 | `elastic_calls.py` | which calls a process of an elastic job makes, and which it leaves out |
-| `positions.py`, `positions_of_keras_3.py`, `positions_of_tf_keras.py` | participant: the next batch |
+| `positions.py`, `positions_of_keras_3.py`, `positions_of_tf_keras.py` | where a `fit` stands |
 | `data_tasks.py`, `server_data.py`, `epoch_lengths.py` | participants: data |
 | `epoch_metrics.py`, `progress.py` | participants: logs |
 | `elastic.py`, `local_rounds.py`, `preemption.py` | participants: steps of all workers |
