@@ -299,7 +299,9 @@ def restart(job: LaunchedJob, victim: int) -> dict[str, Any]:
     again = [[s for s in steps_of(inbox, w, began) if s.process not in before] for w in workers]
     first = {steps[0].step for steps in again}
     if len(first) != 1 or not 1 < max(first) <= done + 1:
-        raise AssertionError(f"expected to go on after a checkpoint before {done + 1}, not {first}")
+        raise AssertionError(
+            f"expected to continue after a checkpoint before {done + 1}, not {first}"
+        )
     ended = max(next(step.at for step in steps if step.step > done) for steps in again)
     return {"rank": victim, "seconds": ended - began, "repeated": done + 1 - max(first)}
 

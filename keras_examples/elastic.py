@@ -3,7 +3,7 @@
     tfdist run --workers 1:3:3 keras_examples/elastic.py --output /tmp/elastic --kill 20 45
 
 trains on Fashion-MNIST with three workers. After 20 and 45 steps the worker that is rank 0 then is
-killed. The others go on, one of them as rank 0, and the launcher starts the killed one again:
+killed. The others continue, one of them as rank 0, and the launcher starts the killed one again:
 
     tfdist run: worker 0 failed: killed by SIGKILL; starting it again in 1 s (restarts left: 9)
     ...

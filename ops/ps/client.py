@@ -29,7 +29,7 @@ class ParameterClientStats:
       bytes_pulled: bytes of values received.
       bytes_pushed: bytes of gradients and deltas sent.
       pull_seconds: time from requests to their last byte; it includes waiting for slower workers.
-      push_seconds: time from pushes to their answers, while the worker went on.
+      push_seconds: time from pushes to their answers, while the worker continued.
       reconnections: broken connections that were made again.
       lookups: requests for rows of tables; a request to all servers counts once.
       lookup_ids: ids that were looked up.

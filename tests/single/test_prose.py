@@ -116,9 +116,12 @@ ITEM = re.compile(r"[-*+] |\d+\. |\*{0,2}[\w./`]+(?: \([^)]*\))?: ")
 def paragraphs(lines: Iterable[Line]) -> Iterator[Paragraph]:
     """Divides a text at blank lines, list items and headings; drops programs and drawings."""
     paragraph: Paragraph = []
+    after_examples = False  # of a command
     for number, line in lines:
         text = line.strip()
         is_code = text.startswith((">>>", "...", "```", "|")) or re.search(r" {3,}|--[->]|=>", text)
+        after_examples = after_examples and line.startswith(" ") or text == "examples:"
+        is_code = is_code or after_examples
         if not text or is_code or ITEM.match(text) or text.startswith("#"):
             yield paragraph
             paragraph = []
@@ -131,14 +134,14 @@ def texts_of_code(source: str, tokens: re.Pattern[str]) -> Iterator[Paragraph]:
     """The paragraphs of the comments and of the strings; neighbours are joined."""
     starts = [0, *(match.end() for match in re.finditer("\n", source))]
     texts: list[list[Line]] = []
-    kind, end = "", 0
+    kind, end, was_own = "", 0, False
     for match in tokens.finditer(source):
         number = bisect.bisect(starts, match.start())
         text = match.group()
         between = source[end : match.start()]
         joined = match.lastgroup == kind and re.fullmatch(r"\s*", between)
         if kind == "comment":
-            joined = joined and between.count("\n") == 1
+            joined = joined and between.count("\n") == 1 and was_own
         if match.lastgroup == "string":
             text = re.sub(r"^[rbfuRBFU]{0,2}(\"\"\"|'''|[\"'])|(\"\"\"|'''|[\"'])$", "", text)
             text = text.replace("\\n", " ").replace("\\", "")
@@ -149,7 +152,7 @@ def texts_of_code(source: str, tokens: re.Pattern[str]) -> Iterator[Paragraph]:
         if not joined or (match.lastgroup == "comment" and not own):
             texts.append([])
         texts[-1] += [(number + i, line) for i, line in enumerate(text.split("\n"))]
-        kind, end = match.lastgroup or "", match.end()
+        kind, end, was_own = match.lastgroup or "", match.end(), own
     for lines in texts:
         if sum(len(line.split()) for _, line in lines) > 2:
             yield from paragraphs(lines)
@@ -173,7 +176,8 @@ def faults(paragraph: Paragraph) -> Iterator[Line]:
     for _, line in paragraph:
         starts.append(len(text))
         text += line + " "
-    text = re.sub(r"`[^`]*`", lambda code: "`" + "x" * (len(code[0]) - 2) + "`", text)
+    # Inline code and the name of an argument are no prose.
+    text = re.sub(r"`[^`]*`|^\w+(?=:)", lambda code: "x" * len(code[0]), text)
 
     def line_at(offset: int) -> int:
         return paragraph[bisect.bisect(starts, offset) - 1][0]
@@ -181,9 +185,9 @@ def faults(paragraph: Paragraph) -> Iterator[Line]:
     for pattern in PATTERNS:
         for match in re.finditer(pattern.regex, text):
             yield line_at(match.start()), f'"{match[0]}": better {pattern.better}'
-    for sentence in re.finditer(r"\S.*?(?:[.!?](?= )|$)", text):
+    for sentence in re.finditer(r"\S.*?(?:[.!?;](?= )|$)", text):
         words = sum(any(map(str.isalnum, word)) for word in sentence[0].split())
-        if words > MAX_WORDS:
+        if words > MAX_WORDS and " = " not in sentence[0]:  # no program
             yield line_at(sentence.start()), f"a sentence of {words} words: better two sentences"
 
 

@@ -27,7 +27,7 @@ ALL_HAVE_TRAINED = "all have trained"  # a file
 
 
 def keep_company(ctx: Any, model: keras.Model, record: int) -> None:
-    """Goes on with steps of its own until all workers have trained their tasks.
+    """Continues with steps of its own until all workers have trained their tasks.
 
     In a synchronous job the others' last steps need this worker's gradients: the servers enlarge
     those of a step that lacks one.
@@ -43,7 +43,7 @@ def keep_company(ctx: Any, model: keras.Model, record: int) -> None:
 
 
 class Pause(keras.callbacks.Callback):
-    """Pauses at the end of the batch with some numbers, until the test sends "go on".
+    """Pauses at the end of the batch with some numbers, until the test sends "continue".
 
     Args:
       ctx: the rank's context.
@@ -63,7 +63,7 @@ class Pause(keras.callbacks.Callback):
         time.sleep(self._slowness)
         if self.batches in self._after:
             self._ctx.report("paused", self.batches)
-            self._ctx.wait_for("go on", timeout=240)
+            self._ctx.wait_for("continue", timeout=240)
 
 
 def train_async(
@@ -182,7 +182,8 @@ def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str, mode: str) -> 
     strategy = tfdist.ParameterServerStrategy(
         mode=mode,
         epoch_timeout=0.0,
-        # In "sync" a step that drops a worker weighs its records more: a slow restart must not be one.
+        # In "sync" a step that drops a worker weighs its records more: a slow restart must not be
+        # one.
         worker_timeout=600.0,
         checkpoint_dir=folder,
         checkpoint_every=3.0,

@@ -1,4 +1,5 @@
-"""What each task of `tfdist check` does: it looks at its machine, and measures with the others."""
+"""The part of each task in `tfdist check`: it looks at its machine, and measures with the
+others."""
 
 from __future__ import annotations
 

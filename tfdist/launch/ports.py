@@ -89,11 +89,12 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
 def free_range(count: int, firsts: Iterable[int] | None = None) -> int:
     """Chooses `count` unused ports that follow each other.
 
-    They are released on return, as those of `free_ports`.
+    They are released on return, like the ports of `free_ports`.
 
     Args:
       count: the number of ports, 1 or more.
-      firsts: candidates for the first port, in this order; by default those of `free_ports`.
+      firsts: candidates for the first port, in this order; by default the candidates of
+        `free_ports`.
 
     Returns:
       The first port.

@@ -115,7 +115,7 @@ def rows_are_exchanged(ctx) -> None:
     uneven, even = ops.all_to_all(mine)
     np.testing.assert_array_equal(uneven, np.repeat(range(size), range(size))[:, None] * [1, 1])
     np.testing.assert_array_equal(even, range(size))
-    # all ranks hear of the one that has too few, and can go on
+    # all ranks hear of the one that has too few, and can continue
     for bad in range(size):
         problem = rf"'odd': .*that {size} ranks can share.* 1 rows of tensor 1 on rank {bad}"
         with pytest.raises(tf.errors.InvalidArgumentError, match=problem):

@@ -71,7 +71,7 @@ def test_parameter_servers(ctx):
 
 @on_ranks(2)
 def test_all_reduce_goes_on_from_its_checkpoint(ctx):
-    """It trains to a step, and another process of the job goes on with the rest."""
+    """It trains to a step, and another process of the job continues with the rest."""
     strategy = tfdist.MultiWorkerMirroredStrategy()
     folder = ctx.tmp_path / "model"
     job = job_of(strategy, folder, 3)

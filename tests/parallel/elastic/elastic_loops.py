@@ -188,7 +188,7 @@ def train(
                 if ctx.rank == victim and state.step == stop_at and not marker.exists():
                     marker.touch()
                     ctx.report("middle")
-                    ctx.wait_for("go on")
+                    ctx.wait_for("continue")
                 loop.half(1, features, targets)
                 state.step += 1
                 if state.step % every == 0:

@@ -172,7 +172,7 @@ def test_a_killed_worker_costs_its_round():
         outcomes = ranks.join(timeout=60)
     for outcome in outcomes[:2]:
         assert "min_contributors=2 takes the place of the job's minimum of 1" in outcome.output
-        assert f"worker {outcome.rank}: goes on as rank {outcome.rank} of 2" in outcome.output
+        assert f"worker {outcome.rank}: continues as rank {outcome.rank} of 2" in outcome.output
     results = results_of(*outcomes[:2])
 
     def members(epoch, begin):

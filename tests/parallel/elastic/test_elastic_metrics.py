@@ -1,4 +1,5 @@
-"""Metrics of an elastic job: a step that fails is not counted, and counters go on over losses."""
+"""Metrics of an elastic job: a step that fails is not counted, and counters continue over
+losses."""
 
 from __future__ import annotations
 

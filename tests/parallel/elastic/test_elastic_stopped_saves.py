@@ -72,7 +72,7 @@ def train(ctx, library, moment):
         # It meets the others after it has saved, or learns that it is no member any more.
         if stops and not stops[1:]:
             stops.append(True)
-            ctx.report("goes on")
+            ctx.report("continues")
 
     original = job.run
 
@@ -130,7 +130,7 @@ def test_its_files_do_not_take_the_place_of_its_successors(tmp_path, moment):
         assert successor != stopped
         saved = content(tmp_path)
         ranks[stopped].resume()
-        ranks.wait_for(stopped, "goes on", timeout=120)
+        ranks.wait_for(stopped, "continues", timeout=120)
         assert content(tmp_path) == saved
         assert not any(".incomplete-" in name for name in saved)
         ranks.send(successor, "go")

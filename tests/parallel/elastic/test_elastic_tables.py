@@ -87,7 +87,7 @@ def test_stopped_workers_join_again(tmp_path):
 
 
 def test_a_server_is_killed_between_two_steps(tmp_path):
-    """It goes on from its snapshot and its log, in the generation of the workers."""
+    """It continues from its snapshot and its log, in the generation of the workers."""
     fit = Fit("ledger of tables", "arrays", "float32", saves=True, servers=2)
     with running(fit, tmp_path, WORKERS) as course:
         course.begin(Faults(epochs=1))

@@ -185,7 +185,7 @@ def test_mixed_precision(ctx):
 
 @on_ranks(1)
 def test_a_model_that_is_loaded_beside_the_saved_one(ctx):
-    """It has the rows in a table of its own: the model that was saved may go on training."""
+    """It has the rows in a table of its own: the model that was saved may continue training."""
     strategy = alone()
     with strategy.scope():
         layer = remote_embedding(embedding.Adagrad(epsilon=0.01), max_rows=1000, name="users")

@@ -88,7 +88,8 @@ def test_moving_statistics_in_sync(ctx):
 
 
 def go_on_like_alone(ctx, kind, make, data, tolerance, back=True):
-    """Goes on from a checkpoint without a strategy, and without a strategy from what that saves."""
+    """Continues from a checkpoint without a strategy, and without a strategy from what that
+    saves."""
     directories = [ctx.tmp_path / "alone", ctx.tmp_path / "together"]
     if ctx.rank == 0:
         make(directories[0]).train(data, max_steps=3)

@@ -43,7 +43,7 @@ def test_no_step_of_several_workers_is_lost(ctx):
         return
     strategy = tfdist.ParameterServerStrategy(ps_optimizer="server")
     adagrad = _slope_estimator(lambda: v1.train.AdagradOptimizer(0.1))
-    # Two graphs: the second goes on with what the servers have.
+    # Two graphs: the second continues with what the servers have.
     train(adagrad, ctx.tmp_path / "adagrad", 100, strategy)
     trained = train(adagrad, ctx.tmp_path / "adagrad", 300, strategy)
     if not strategy.is_chief:

@@ -140,7 +140,7 @@ def test_a_killed_server_is_replaced_and_the_workers_go_on(run, tmp_path, saved)
         assert end["epochs"] == [0, 1, 2]
         assert end["after"] > 0
     begins_anew = any("keeps no snapshots (checkpoint_dir)" in line for line in err)
-    goes_on = any("[ps 0] ps 0: goes on from snapshot" in line for line in err)
+    goes_on = any("[ps 0] ps 0: continues from snapshot" in line for line in err)
     assert (begins_anew, goes_on) == (not saved, saved)
 
 

@@ -1,4 +1,4 @@
-"""A training that was interrupted goes on after the last backup's batch."""
+"""A training that was interrupted continues after the last backup's batch."""
 
 from __future__ import annotations
 
@@ -189,5 +189,5 @@ def test_a_pipeline_without_a_position_is_named_once(ctx, tmp_path, data, reason
     assert after.steps == [(0, 4), (0, 5), *((1, batch) for batch in range(6))]
     (message,) = messages
     assert message.startswith(
-        "fit goes on at batch 4 of epoch 1, but its data cannot be positioned exactly: " + reason
+        "fit continues at batch 4 of epoch 1, but its data cannot be positioned exactly: " + reason
     )

@@ -1,6 +1,7 @@
-"""A training that goes on reads the rows that it would have read, whatever else its shuffles drew.
+"""A training that continues reads the rows that it would have read, whatever else its shuffles
+drew.
 
-The reference is one process that nothing happened to. A training that goes on has datasets of its
+The reference is one process that nothing happened to. A training that continues has datasets of its
 own, as a new process has.
 """
 
@@ -179,7 +180,7 @@ def _assert_goes_on(make, data, path, at, before=None, save_freq=2):
       path: of the backup.
       at: the last step before the interruption: epoch and batch.
       before: what the script does before `fit`, with the model and the arguments. The training that
-        goes on leaves it out.
+        continues leaves it out.
     """
 
     def run(leaves_out, *callbacks):

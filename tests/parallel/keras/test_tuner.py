@@ -69,7 +69,7 @@ def of_numbers(run_trial, directory, kind="RandomSearch", **options):
 
 
 def search_numbers(ctx):
-    """Searches with each oracle, and goes on with what was found."""
+    """Searches with each oracle, and continues with what was found."""
     if ctx.size > 1:
         tfdist.MultiWorkerMirroredStrategy()
     found = {}

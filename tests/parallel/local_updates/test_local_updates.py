@@ -238,7 +238,7 @@ def test_a_worker_without_batches_weighs_nothing(ctx):
 
 @on_ranks(2, check=identical)
 def test_checkpoints_hold_the_anchor(ctx, tmp_path):
-    """A job that ends after its first epoch goes on with the weights of both workers."""
+    """A job that ends after its first epoch continues with the weights of both workers."""
 
     class End(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

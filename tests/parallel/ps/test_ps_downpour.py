@@ -63,12 +63,12 @@ def test_each_record_counts_once_though_a_worker_is_killed():
         ranks.wait_for(1, "paused", 5, timeout=60)
         ranks.wait_for(0, "paused", 12, timeout=60)
         ranks[1].kill()  # two of its steps are not pushed
-        ranks.send(0, "go on")
+        ranks.send(0, "continue")
         ranks.wait_for(0, "paused", 30, timeout=60)
         ranks.restart(1)
         ranks.wait_for(1, "paused", 5, timeout=60)
         for rank in (0, 1):
-            ranks.send(rank, "go on")
+            ranks.send(rank, "continue")
         outcomes = end(ranks, 2)
     assert outcomes[0].result["counts"] == [4] * RECORDS
 

@@ -53,7 +53,7 @@ def test_killed_servers_go_on_from_their_snapshots(tmp_path, servers):
         for server in range(servers):
             assert f"lost ps {server} at" in outcome.output
     for server in range(servers):
-        assert f"ps {server}: goes on from snapshot 1 in" in outcomes[2 + server].output
+        assert f"ps {server}: continues from snapshot 1 in" in outcomes[2 + server].output
 
 
 def saved_numbers(folder) -> int:

@@ -253,7 +253,7 @@ def stand_still(ctx, epochs):
     def begin(epoch, logs):
         if (ctx.rank, epoch) == (1, 1):
             ctx.report("stands still")
-            ctx.wait_for("go on", timeout=240)
+            ctx.wait_for("continue", timeout=240)
 
     ended = []
 
@@ -299,7 +299,7 @@ def test_a_server_that_is_started_again_meanwhile():
         ranks.wait_for(0, "batch", (1, 2))  # the last one: now it waits
         ranks[2].kill()
         ranks.restart(2)
-        ranks.send(1, "go on")
+        ranks.send(1, "continue")
         outcomes = ranks.join(timeout=90, only=[0, 1])
     assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)
     assert outcomes[0].result["history"] == outcomes[1].result["history"]

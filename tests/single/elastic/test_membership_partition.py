@@ -1,4 +1,4 @@
-"""Members that cannot reach each other: at most one part of a job goes on."""
+"""Members that cannot reach each other: at most one part of a job continues."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_member_that_redirects_to_a_leader_that_was_passed_over():
 def test_a_dead_member_s_successor_keeps_a_woken_one_from_going_on_alone():
     with closing() as processes:
         known = founded(processes, 3)
-        # Rank 2 does not notice what happens; the job goes on with rank 0 and 1, then 1 and a new
+        # Rank 2 does not notice what happens; the job continues with rank 0 and 1, then 1 and a new
         # process, so that all others that rank 2 knows are dead but one; in the end all are.
         cut(processes[:2], processes[2:])
         formed(processes[:2])
@@ -162,7 +162,7 @@ def test_a_dead_member_s_successor_keeps_a_woken_one_from_going_on_alone():
 
 
 def wait_for_newcomer(leader, call):
-    """Waits until a newcomer waits at the leader; its call goes on."""
+    """Waits until a newcomer waits at the leader; its call continues."""
     wait_until(lambda: leader.membership.newcomers_wait() or call.done(), "the arrival")
     assert not call.done()
 

@@ -1,4 +1,4 @@
-"""Processes that an elastic job refuses by name, and that the job goes on undisturbed."""
+"""Processes that an elastic job refuses by name, and that the job continues undisturbed."""
 
 from __future__ import annotations
 

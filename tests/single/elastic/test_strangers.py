@@ -309,13 +309,13 @@ def test_a_hostile_member_s_answers_send_nobody_out(caplog):
         worlds = together([process.form for process in processes[:2]])
         check(processes[:2], worlds)
         said = (
-            f"worker 2 at {processes[2].address} says that generation 99 has gone on without this"
+            f"worker 2 at {processes[2].address} says that generation 99 has continued without this"
         )
         assert said in caplog.text
 
 
 def test_a_squatter_at_a_dead_member_s_port_is_not_believed():
-    """It answers all calls: that the job has gone on, and that the caller is refused."""
+    """It answers all calls: that the job has continued, and that the caller is refused."""
     with closing() as processes:
         known = founded(processes, 3)
         processes[0].crash()

@@ -377,7 +377,7 @@ def test_the_pods_are_restricted(name):
         pod, (container,) = template["spec"]["securityContext"], template["spec"]["containers"]
         assert pod["runAsNonRoot"] and pod["runAsUser"] > 0
         assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
-        # Off unless asked for: a script that writes beside itself goes on doing so.
+        # Off unless asked for: a script that writes beside itself continues doing so.
         read_only = {"readOnlyRootFilesystem": True} if name.endswith("-protected") else {}
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,

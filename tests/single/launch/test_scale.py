@@ -1,4 +1,4 @@
-"""`tfdist scale`: workers join and leave while the others go on."""
+"""`tfdist scale`: workers join and leave while the others continue."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_a_failure_that_no_task_explains():
     failed = [{"rank": 1, "size": 3, "failure": "rank 1 of 3: lost rank 2", "waiting": None}]
     dumps[1] = dataclasses.replace(dumps[1], communicators=failed)
     assert only(dumps).text == (
-        "No task differs from the others. What ended the collectives of worker 1: rank 1 of 3: "
+        "No task differs from the others. The collectives of worker 1 ended by this: rank 1 of 3: "
         "lost rank 2."
     )
 

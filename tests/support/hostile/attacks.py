@@ -215,7 +215,7 @@ def replay(target: Target, source: random.Random) -> str:
 
 
 def begin_half_calls(target: Target, source: random.Random) -> str:
-    """Begins calls whose bodies lack the last byte, goes on with earlier ones, and stays."""
+    """Begins calls whose bodies lack the last byte, continues with earlier ones, and stays."""
     path = source.choice([method.path for method in METHODS])
     size = pieces.MAX_REQUEST_BYTES - 1
     calls = raw_http2.HalfCalls(f"127.0.0.1:{target.control_port}", path, STREAMS, size)

@@ -349,7 +349,7 @@ def _judge(found: Found, code: int | None, start: int) -> None:
     leaving = {fault.worker for fault in found.came if fault.kind == "leave"}
 
     def all_lost(worker: int) -> bool:
-        # It had left out calls, and cannot go on alone; all begin again.
+        # It had left out calls, and cannot continue alone; all begin again.
         log = found.folder / "logs" / f"worker-{worker}.log"
         return found.may_begin_again and _ALL_LOST in log.read_text()
 

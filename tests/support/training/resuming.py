@@ -1,4 +1,4 @@
-"""Trainings that are interrupted and go on, compared with ones that are not."""
+"""Trainings that are interrupted and continue, compared with ones that are not."""
 
 from __future__ import annotations
 

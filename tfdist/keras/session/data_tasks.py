@@ -1,4 +1,5 @@
-"""`fit`, `evaluate` and `predict` with `tfdist.data`: what a step has trained is committed."""
+"""`fit`, `evaluate` and `predict` with `tfdist.data`: the data that a step has trained is
+committed."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _STEPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
 
 
 class DataTasks(Participant[Session]):
-    """Commits the records of each step; `fit` goes on with the epoch that the job is in."""
+    """Commits the records of each step; `fit` continues with the epoch that the job is in."""
 
     def __init__(self, session: Session, feed: Feed) -> None:
         super().__init__(session)

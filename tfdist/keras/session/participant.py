@@ -85,9 +85,9 @@ class Participant(Generic[_S]):
         """Returns the logs of an epoch, or of its validation.
 
         Args:
-          logs: those of the last step; empty if there was none.
+          logs: the logs of the last step; empty if there was none.
           make: takes them; returns the logs without this participant.
-          of_validation: whether the metrics are those of the validation.
+          of_validation: whether the metrics are the validation's.
         """
         return make(logs)
 

@@ -113,7 +113,7 @@ def test_three_deaths_in_a_row_park_a_task():
     assert ask(queue, 0, process="process 3") == Ended()
     assert [e.kind for e in queue.events] == ["died", "died", "parked"]
     assert queue.parked[0].done == 2
-    # It stays parked, and the rest goes on.
+    # It stays parked, and the rest continues.
     assert drain(queue, 1, epoch=1) == [(1, 1, 0)]
     assert queue.counts().left == 0 and queue.begin_epoch(1) is None
 

@@ -833,14 +833,14 @@ def test_answers_of_a_minority_send_nobody_out_while_the_others_are_here():
     assert not leader.is_outside({process.me.process for process in processes})
     assert leader.has_majority
     (claim,) = leader.claims
-    assert claim.startswith("worker 3 at host3:1000 says that generation 99 has gone on")
+    assert claim.startswith("worker 3 at host3:1000 says that generation 99 has continued")
     decision = leader.decide({processes[3].me.process}, asked_all=False)
     assert names(decision.generation) == ["worker 0", "worker 1", "worker 2"]
 
 
 def test_a_minority_s_answers_count_if_one_that_is_here_has_seen_a_later_generation():
     processes = job(5)
-    # Rank 4 has entered it, and lost the others before their first collective: they went on.
+    # Rank 4 has entered it, and lost the others before their first collective: they continued.
     generation = lead(processes[2], processes[3:], processes[:2]).generation
     connect(generation, processes[2:])
     leader = processes[0]
