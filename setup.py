@@ -168,7 +168,7 @@ setup(
         "prometheus_client>=0.20",
     ],
     extras_require={
-        # Pinned: what it misses in current TensorFlow is supplied for this release alone. It names
+        # Pinned: its gaps with current TensorFlow are filled for this release alone. It names
         # no TensorFlow itself.
         "estimator": ["tensorflow-estimator==2.15.0", "tf_keras"],
         # Tables of embeddings to and from Parquet files.

@@ -1,4 +1,5 @@
-"""What data workers save: an epoch of two training workers whose pipeline has an expensive map.
+"""The time that data workers save: an epoch of two training workers whose pipeline has an expensive
+map.
 
     python benchmarks/data_service.py [--rows 2048] [--rounds 3] [--json FILE]
 

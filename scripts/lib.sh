@@ -1,5 +1,5 @@
-# Functions of all scripts: they install what is missing on the machine and in the virtual
-# environment. Each is quick when nothing is missing. Sourced by bash, never run.
+# Functions of all scripts: they install what is missing on the machine and in the virtual environment. Each is
+# quick when nothing is missing. Sourced by bash, never run.
 
 # Otherwise each of a test's processes compiles tfdist again.
 unset PYTHONDONTWRITEBYTECODE
@@ -8,9 +8,8 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 SCRIPT="scripts/$(basename "$0")"
 PYTHON_NAMES="python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10"
 
-# use_environment FOLDER NEWEST REQUIREMENT...: selects the virtual environment of the functions
-# below, the newest Python 3 with wheels of its TensorFlow, and its requirements: TensorFlow, and
-# packages that must match it.
+# use_environment FOLDER NEWEST REQUIREMENT...: selects the virtual environment of the functions below, the newest
+# Python 3 with wheels of its TensorFlow, and its requirements: TensorFlow, and packages that must match it.
 use_environment() {
   VENV="$ROOT/$1"
   PYTHON="$VENV/bin/python"
@@ -30,8 +29,8 @@ stop() {
   exit 1
 }
 
-# stage NAME HINT COMMAND...: runs the command and notes its time. If it fails, prints the stage and
-# the hint, and ends the script.
+# stage NAME HINT COMMAND...: runs the command and notes its time. If it fails, prints the stage and the hint, and
+# ends the script.
 stage() {
   local name="$1" hint="$2" began ended status
   shift 2
@@ -59,7 +58,7 @@ apt_install() {
   $get update >&2 && $get install --no-install-recommends "$@" >&2
 }
 
-# find_python: prints the first usable Python; one that can make environments comes first.
+# find_python: prints the first usable Python; a Python that can make environments comes first.
 find_python() {
   local modules name
   for modules in "venv, ensurepip" "sys"; do
@@ -99,8 +98,8 @@ missing_packages() {
   fi
 }
 
-# need_tools [OPTIONAL...]: a compiler, make, and a Python that can make environments. Optional
-# packages only appear in the printed command.
+# need_tools [OPTIONAL...]: a compiler, make, and a Python that can make environments. Optional packages only appear
+# in the printed command.
 need_tools() {
   local missing
   missing="$(missing_packages | xargs)"
@@ -133,14 +132,14 @@ want_package() {
   fi
 }
 
-# want_images: Fashion-MNIST. Without it keras_examples/data.py lets Keras download the images, and
-# as the last resort reads scikit-learn's digits.
+# want_images: Fashion-MNIST. Without it keras_examples/data.py lets Keras download the images, and as the last resort
+# reads scikit-learn's digits.
 want_images() {
   has_images || want_package "$DATA_PACKAGE"
 }
 
-# want_sshd: the program of an ssh server, for tests with several hosts, which are left out without
-# it. The package also starts a server on all addresses of this machine: that is prevented.
+# want_sshd: the program of an ssh server, for tests with several hosts, which are left out without it. The package
+# also starts a server on all addresses of this machine: that is prevented.
 want_sshd() {
   local policy=/usr/sbin/policy-rc.d
   [ -x /usr/sbin/sshd ] && command -v ssh >/dev/null && return 0
@@ -156,8 +155,7 @@ want_sshd() {
   fi
 }
 
-# want_program NAME [PACKAGE]: a program, of the Debian package of that name if no other one is
-# named.
+# want_program NAME [PACKAGE]: a program, of the Debian package of that name if no other one is named.
 want_program() {
   command -v "$1" >/dev/null || want_package "${2:-$1}"
 }
@@ -168,17 +166,16 @@ want_slurm() {
   want_package slurmctld slurmd slurm-client munge
 }
 
-# want_fuzzers: clang with libFuzzer, and atheris, which is libFuzzer for Python. clang 19 is in
-# Debian 12 and 13; 14, the default of Debian 12, lacks 16-bit floats.
+# want_fuzzers: clang with libFuzzer, and atheris, which is libFuzzer for Python. clang 19 is in Debian 12 and 13; 14, the
+# default of Debian 12, lacks 16-bit floats.
 want_fuzzers() {
   command -v "$FUZZ_CXX" >/dev/null || want_package clang-19 libclang-rt-19-dev llvm-19
   "$PYTHON" -c 'import atheris' 2>/dev/null || "$PYTHON" -m pip install -q "atheris>=3" || say "pip could not install atheris"
 }
 FUZZ_CXX="${FUZZ_CXX:-clang++-19}"
 
-# fuzz SECONDS: builds all fuzz targets, and lets each run for so long, from its kept corpus. What
-# is new goes to a folder that is printed; a finding is kept there, and is a failure. The targets
-# share the processors.
+# fuzz SECONDS: builds all fuzz targets, and lets each run for so long, from its kept corpus. New inputs go to a folder
+# that is printed; a finding is kept there, and is a failure. The targets share the processors.
 fuzz() {
   local seconds="$1" found name targets status=0
   if ! command -v "$FUZZ_CXX" >/dev/null; then
@@ -229,8 +226,7 @@ fuzz_summary() {
   if compgen -G "$2/findings/$1-*" >/dev/null; then tail -n 40 "$log" >&2; fi
 }
 
-# want_ray: runs jobs on a Ray cluster in tests, which are left out without it. It changes none of
-# TensorFlow's packages.
+# want_ray: runs jobs on a Ray cluster in tests, which are left out without it. It changes none of TensorFlow's packages.
 want_ray() {
   "$PYTHON" -c 'import ray.train.tensorflow' 2>/dev/null && return 0
   "$PYTHON" -m pip install -q "ray[train]>=2.40" || say "pip could not install ray"
@@ -254,8 +250,8 @@ need_adult_rows() {
   "$PYTHON" -m pip install -q --no-deps "$ADULT_PACKAGE"
 }
 
-# need_venv: the environment, at the project's root. An environment that no longer runs (its Python
-# was removed, or the folder was moved) is replaced.
+# need_venv: the environment, at the project's root. An environment that no longer runs (its Python was removed, or
+# the folder was moved) is replaced.
 need_venv() {
   local python
   has_venv && return 0
@@ -271,8 +267,8 @@ stamp_text() {
   "$PYTHON" --version
 }
 
-# need_project EXTRAS: TensorFlow, the dependencies of tfdist and the extras (such as "[test]") in
-# the environment, and tfdist itself in editable form: the code of this tree runs.
+# need_project EXTRAS: TensorFlow, the dependencies of tfdist and the extras (such as "[test]") in the environment, and
+# tfdist itself in editable form: the code of this tree runs.
 need_project() {
   local stamp="$VENV/.tfdist-installed$1" text
   text="$(stamp_text "$1" | sha256sum)"
@@ -296,8 +292,8 @@ build_library() {
   return 1
 }
 
-# core_tests ARGS...: make in ops/, such as `core_tests test-asan`; needs no TensorFlow. One test
-# more than there are processors, because many wait.
+# core_tests ARGS...: make in ops/, such as `core_tests test-asan`; needs no TensorFlow. One test more than there are
+# processors, because many wait.
 core_tests() {
   if [ -z "$(find "$ROOT/tests/core" -name "*_test.cc")" ]; then
     say "no C++ test found in tests/core"

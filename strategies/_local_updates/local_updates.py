@@ -358,10 +358,9 @@ class LocalUpdates:
         is_known = all("variables" in values for values in of_groups.values())
         if not is_known and trained != list(range(len(variables))):
             _log.warning(
-                "LocalUpdateStrategy: expected a checkpoint that says which variables were "
-                "trained, or one of an earlier version in which all %d were, received one of an "
-                "earlier version with %d: the steps of its open round are lost, and training "
-                "begins a new round",
+                "LocalUpdateStrategy: expected a checkpoint that names the trained variables, or "
+                "of an earlier version with all %d, received an earlier version's with %d: the "
+                "steps of its open round are lost, and training begins a new round",
                 *(len(variables), len(trained)),
             )
             groups = {}

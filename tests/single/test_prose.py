@@ -119,7 +119,7 @@ def paragraphs(lines: Iterable[Line]) -> Iterator[Paragraph]:
     after_examples = False  # of a command
     for number, line in lines:
         text = line.strip()
-        is_code = text.startswith((">>>", "...", "```", "|")) or re.search(r" {3,}|--[->]|=>", text)
+        is_code = text.startswith((">>>", "...", "```", "|", "[", "$ ")) or re.search(r" {3,}|--[->]|=>", text)
         after_examples = after_examples and line.startswith(" ") or text == "examples:"
         is_code = is_code or after_examples
         if not text or is_code or ITEM.match(text) or text.startswith("#"):

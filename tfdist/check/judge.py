@@ -2,7 +2,7 @@
 
 A rank is compared with the median of all ranks. A link is compared with the median of the ranks'
 fastest links: a host with a slow network makes all its links slow, and in a job of three that is
-most of them, while the fastest link of every other rank shows what the network can do.
+most of them. The fastest link of every other rank shows what the network can do.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_command,
         default=("ssh",),
         metavar="COMMAND",
-        help="the program that connects to hosts, with options, as in 'ssh -p 2222 -i key' (default: ssh)",
+        help="the program that connects to hosts, as in 'ssh -p 2222 -i key' (default: ssh)",
     )
     parser.add_argument(
         "--python",

@@ -38,7 +38,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--targets",
         metavar="HOST:PORT,...",
-        help="the addresses of the tasks' metrics; the secret is in TFDIST_SECRET or TFDIST_SECRET_FILE",
+        help="addresses of the tasks' metrics; the secret: TFDIST_SECRET or TFDIST_SECRET_FILE",
     )
 
 

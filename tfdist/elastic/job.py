@@ -627,8 +627,7 @@ class ElasticJob:
         if not self._followers:
             return
         # A member that has not received the newest state could survive all members that have it.
-        # The message could not be
-        # taken back then.
+        # The message could not be taken back then.
         with tf.device("/device:CPU:0"):
             ops.all_reduce(
                 tf.constant(self.units), self.communicator, "max", label="the members' states"

@@ -115,9 +115,9 @@ class LeaderDecision:
       generation: the next generation, or None if it cannot be formed yet.
       missing: members that have not come, and are neither dead nor given up.
       gone: members that have not come and are not waited for any more.
-      lacks: why there is no generation although no process is waited for: "majority", "workers"
-        (fewer than `min_workers`), "proof" (the majority depends on proofs of death, and not all
-        known addresses have been asked), "rank" (a lower-ranked member has come, which is to lead).
+      lacks: why there is no generation although no process is waited for: "majority"; "workers"
+        (fewer than `min_workers`); "proof" (the majority depends on proofs of death, and not all
+        known addresses have been asked); "rank" (a lower-ranked member has come, which is to lead).
         Empty if members are missing or the generation was formed.
       workers: the number of processes that have come, newcomers included.
     """
