@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
     @classmethod
     def of(cls, item: pytest.Item) -> Case:
-        """Returns the case of what pytest has collected."""
+        """Returns the case of a collected item."""
         callspec = getattr(item, "callspec", None)
         parameters = callspec.id if callspec is not None else ""
         function = item.nodeid.removesuffix(f"[{parameters}]") if parameters else item.nodeid

@@ -118,7 +118,7 @@ def test_many_groups_leave_nothing_behind(ctx):
     ops.barrier()
     with pytest.raises(tf.errors.FailedPreconditionError, match="closed"):
         ops.all_reduce(tf.constant(1.0), group)
-    # Those that are still open end with the job.
+    # Groups that are still open end with the job.
     assert float(ops.all_reduce(tf.constant(1.0), tfdist.new_group([0, 1]))) == 2.0
 
 

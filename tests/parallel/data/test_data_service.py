@@ -1,4 +1,5 @@
-"""`tfdist.data.distribute` in jobs of `tfdist run --data-workers N`: who reads what, how often."""
+"""`tfdist.data.distribute` in jobs of `tfdist run --data-workers N`: the records that each worker
+reads, and how often."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_a_killed_worker_comes_back_to_what_is_left(explicit):
         ranks.wait_for(0, "paused", 12, timeout=60)
         ranks[1].kill()
         ranks.send(0, "continue")
-        # It trains what the other one had, too, and continues with the next epoch.
+        # It also trains the other one's records, and continues with the next epoch.
         ranks.wait_for(0, "paused", 30, timeout=60)
         ranks.restart(1)
         ranks.wait_for(1, "paused", 6, timeout=60)
@@ -151,7 +151,7 @@ def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, with
         for worker in (0, 1):
             ranks.send(worker, "continue")
         outcomes = end(ranks, 2)
-    # The log has what was trained after the snapshot.
+    # The log has the records trained after the snapshot.
     assert counts_of(outcomes) == [2] * RECORDS
     assert not with_rows or outcomes[0].result["rows"] == [2] * RECORDS
     assert "continues in epoch 1 from a checkpoint" in outcomes[2].output

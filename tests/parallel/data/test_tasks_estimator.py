@@ -82,7 +82,7 @@ def test_all_reduce_goes_on_from_its_checkpoint(ctx):
         assert (folder / "model.ckpt-6.tasks.json").is_file()
         state = json.loads((folder / "model.ckpt-6.tasks.json").read_text())
         records = state["queues"]["train"]["queue"]["records"]
-        # What the other worker has trained since its last report may be missing.
+        # Records that the other worker has trained since its last report may be missing.
         assert 6 * BATCH <= records <= 12 * BATCH
         assert sum(counters(job)) > 0
     ctx.barrier("read")

@@ -73,7 +73,7 @@ def test_a_worker_trains_again_what_was_refused_at_the_end():
 
 
 def test_a_server_that_is_started_again_while_a_batch_waits(tmp_path):
-    """It belongs to nobody then: it is refused, and the next pass trains its records once."""
+    """It belongs to no worker then: it is refused, and the next pass trains its records once."""
     last_but_one = RECORDS // BATCH - 1
     options = {**OPTIONS, "pauses": [(last_but_one,)]}
     options["checkpoint_dir"] = str(tmp_path / "snapshots")

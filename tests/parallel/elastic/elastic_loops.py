@@ -207,7 +207,7 @@ def train(
 
 
 def check(results: list[dict[str, Any]]) -> None:
-    """Asserts that ranks have ended as one process does, all alike."""
+    """Asserts that ranks have ended as one process does, all equally."""
     for result in results:
         assert result["steps"] == results[0]["steps"]
         for own, first, expected in zip(

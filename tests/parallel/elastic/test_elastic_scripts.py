@@ -64,7 +64,7 @@ PLACES += [("turn", 2), ("turn", 4), ("last", 2), ("last", 4)]
 
 
 WITH_NEWCOMER = "when a newcomer waits"
-NOBODY = "when a newcomer waits, and take nobody in until the end of this call"
+NOBODY = "when a newcomer waits, and take no newcomer in until the end of this call"
 
 
 def _await_newcomer():
@@ -184,7 +184,7 @@ def test_a_fit_that_ends_while_a_newcomer_waits_for_it(library):
         ranks.send(0, "continue first")
         ranks.wait_for(0, "at", ("first", 8))
         ranks.restart(1)
-        # It waits at the other one, which takes nobody in.
+        # It waits at the other one, which takes no newcomer in.
         ranks.send(0, "continue first", NOBODY)
         ranks.wait_for(1, "over", "first", timeout=60.0)
         ranks.wait_for(0, "at", ("second", 2))

@@ -88,13 +88,13 @@ def train(ctx, library, moment):
         note(on_epoch_end=after_saving),
     ]
     if library == "keras":
-        # What tf_keras saves so is written by itself.
+        # tf_keras writes this file by itself.
         saves[2:2] = [keras.callbacks.ModelCheckpoint(str(ctx.tmp_path / "model.keras"))]
     return fit(library, strategy.scope(), *saves)
 
 
 def content(folder):
-    """The bytes of all files, by name, but for what Keras writes beside a backup."""
+    """The bytes of all files, by name, except Keras's file beside a backup."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))

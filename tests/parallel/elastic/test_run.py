@@ -64,7 +64,7 @@ def test_a_killed_rank_is_started_again_and_joins(kind, victim):
     newcomer = results.pop(victim)
     for survivor in results:
         assert survivor["sizes"] == [3, 2, 3] and survivor["resets"] == [2, 3]
-        # What the newcomer waited for has cost no step.
+        # The newcomer's wait has cost no step.
         assert survivor["begun"] == [*range(6), *range(5, survivor["steps"])]
     assert newcomer["sizes"] == [3] and newcomer["resets"] == [3]
     assert newcomer["begun"] == list(range(newcomer["steps"] - 12, newcomer["steps"]))

@@ -47,7 +47,8 @@ def test_two_features_share_a_table(ctx):
         model = keras.Model([left, right], keras.layers.Add()(rows))
         model.compile(keras.optimizers.SGD(1.0, global_clipnorm=1.0), _sum)
     assert len(model.trainable_variables) == 1
-    # The gradient of row 4 is 2, and that of row 9 is 1, in both columns: its norm is sqrt(10).
+    # The gradient of row 4 is 2, and the gradient of row 9 is 1, in both columns: its norm is
+    # sqrt(10).
     x = [np.array([4, 4]), np.array([9, 4])]
     model.train_on_batch(x, np.zeros((2, 2)))
     got = tfdist.ops.embedding_lookup(table, tf.constant([4, 9]), training=False)
@@ -298,7 +299,7 @@ def test_a_shared_table_says_what_it_is_like(ctx):
 
 @on_ranks(1)
 def test_gradients_applied_outside_of_run(ctx):
-    """They make a step of their own, as those of dense variables do."""
+    """They make a step of their own, as gradients of dense variables do."""
     strategy = alone()
     with strategy.scope():
         table = tfdist.EmbeddingTable("t", 2, optimizer="sgd", initializer="zeros")

@@ -43,7 +43,7 @@ def test_local_updates_refuse_checkpoints_of_one_worker(ctx, tmp_path, kind, pac
     expected = f"OnRankZero: expected a callback that one worker can call, received {kind}: .*all"
     with pytest.raises(ValueError, match=expected):
         train(model, OnRankZero(made(library, kind, tmp_path)))
-    # Nobody waits for anybody: the workers continue together.
+    # No worker waits for another: the workers continue together.
     train(model, made(library, kind, tmp_path))
 
 

@@ -172,14 +172,14 @@ def _messages():
 
 
 def _assert_goes_on(make, data, path, at, before=None, save_freq=2):
-    """Asserts that a training which is interrupted reads on as one that is not.
+    """Asserts that a training which is interrupted reads on as an uninterrupted one.
 
     Args:
       make: makes the model.
       data: makes the arguments of `fit`.
       path: of the backup.
       at: the last step before the interruption: epoch and batch.
-      before: what the script does before `fit`, with the model and the arguments. The training that
+      before: the script's actions before `fit`, with the model and the arguments. The training that
         continues leaves it out.
     """
 
@@ -207,7 +207,7 @@ def _assert_goes_on(make, data, path, at, before=None, save_freq=2):
     rest = whole.steps[whole.steps.index(after.steps[0]) :]
     assert after.steps == rest and after.steps[0] > (0, 2)
     assert received.noted == expected.noted[-len(received.noted) :]
-    # Nothing is missing: what was left out is what came before.
+    # Nothing is missing: the left-out data came before.
     trained = [kind for kind, *_ in received.noted].count("train")
     assert trained == len(rest)
     np.testing.assert_allclose(received.get_weights()[0], expected.get_weights()[0], rtol=1e-6)

@@ -133,7 +133,7 @@ EXPECTED = {
 }
 # These wait until somebody asks; in the others collectives fail, and the tasks write by themselves.
 HANGS = (missing_rank, stuck_input, endless_loop, callback_of_rank_0)
-# The other tasks tell the one that has not failed to write, too.
+# The other tasks also tell the task without a failure to write.
 ASKED_BY_OTHERS = (timed_out,)
 
 

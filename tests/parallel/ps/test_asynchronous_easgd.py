@@ -59,7 +59,7 @@ def test_workers_that_take_turns_follow_the_recurrence(ctx):
     model.fit(quadratics.rows(H * ROUNDS), verbose=0, callbacks=[Turns(ctx)])
     found = float(model.get_weights()[0])
     assert found == pytest.approx(centre, abs=2e-6)
-    # What a program assigns becomes the centre.
+    # An assigned value becomes the centre.
     model.set_weights([np.float32(7.0)])
     model.fit(quadratics.rows(1), verbose=0)
     again = float(model.get_weights()[0])

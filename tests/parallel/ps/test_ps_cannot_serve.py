@@ -73,7 +73,7 @@ def test_a_data_port_that_is_taken():
     covered_by="test_a_file_in_the_place_of_its_folder, test_a_data_port_that_is_taken"
 )
 def test_metrics_that_cannot_be_served():
-    """Its own port is that of the variable, plus the number of its task."""
+    """Its own port is the variable's, plus the number of its task."""
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         env = {"TFDIST_METRICS_PORT": str(port - 2), "TFDIST_RENDEZVOUS_TIMEOUT": "60"}

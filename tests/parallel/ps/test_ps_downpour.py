@@ -109,7 +109,7 @@ def factorize(ctx):
 
 
 def test_cyclades_equals_the_serial_order_to_the_bit():
-    """Two asynchronous workers, and one that makes all updates."""
+    """Two asynchronous workers, and a worker that makes all updates."""
     with start_ranks(factorize, 3, roles=roles(2)) as ranks:
         both = ranks.join(timeout=90)
     with start_ranks(factorize, 2, roles=roles(1)) as ranks:

@@ -71,7 +71,7 @@ def test_a_server_told_to_end_writes_a_snapshot_and_loses_nothing(tmp_path):
     for outcome in outcomes[:2]:
         assert outcome.result["weight"] == weight_after(20, 20)
         assert outcome.result["iterations"] == 40
-    # The chief's end, too, is a checkpoint.
+    # The chief's end is also a checkpoint.
     assert latest_steps(root, 2) == ([20, 20], 40)
 
 

@@ -1,4 +1,4 @@
-"""Which findings follow from what was measured."""
+"""Which findings follow from the measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests: they fit the schemas, say what the options say, and let no value out of its place."""
+"""Manifests: they fit the schemas, match the options, and let no value out of its place."""
 
 from __future__ import annotations
 

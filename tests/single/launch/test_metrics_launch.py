@@ -29,7 +29,7 @@ def launch(tmp_path):
 
 
 def told(lines):
-    """What the tasks have printed, by their names."""
+    """The tasks' output, by their names."""
     return {task[0]: task[1:] for task in (json.loads(line.partition("] ")[2]) for line in lines)}
 
 

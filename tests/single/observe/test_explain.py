@@ -1,4 +1,4 @@
-"""What `explain` says about dumps that are made up; test_hangs.py has those of real jobs."""
+"""The output of `explain` for made-up dumps; test_hangs.py has dumps of real jobs."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_former_generations_of_an_elastic_job_are_over():
     lost = [collective("a", 0), collective("b", 1, "failed")]
     later = [collective("b", 0, communicator=100), collective("c", 1, communicator=100)]
     assert only(job([*lost, *later], lost[:1] + later, elastic=True)).kind == "nothing"
-    # But not one that waits now.
+    # But not a rank that waits now.
     later[1] = collective("c", 1, "started", communicator=100)
     assert only(job([*lost, *later], lost[:1] + later[:1], elastic=True)).kind == "missing"
 

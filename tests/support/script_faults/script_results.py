@@ -1,4 +1,4 @@
-"""Compares a script's state in the end, and its files, with those of one process."""
+"""Compares a script's state in the end, and its files, with one process's."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _first(expected: dict[str, Any], received: dict[str, Any]) -> str:
 
 
 def _compare(name: str, expected: Any, received: Any) -> Iterator[str]:
-    """Yields how two values differ, with the names of what differs."""
+    """Yields how two values differ, with the names of the differences."""
     if isinstance(expected, dict) and isinstance(received, dict):
         for key in dict.fromkeys([*expected, *received]):
             if key not in expected or key not in received:

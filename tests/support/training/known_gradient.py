@@ -165,7 +165,7 @@ def train(
       **options: of the strategy.
 
     Returns:
-      `state_of` the model at the end, and "ends" as of `Pauses`.
+      `state_of` the model at the end, and "ends" as in `Pauses`.
     """
     tfdist.init(checkpoint_dir=options.get("checkpoint_dir"))
     # Workers make different numbers of steps, and none of them uses metrics.
