@@ -51,8 +51,7 @@ STREAMS = 3
 
 
 def profile_of(layers: list[Layer]) -> list[costs.GradientBucket]:
-    """When each bucket of gradients is complete: the profile that `tfdist plan --model`
-    measures."""
+    """When each bucket of gradients is complete, as `tfdist plan --model` measures it."""
     total = sum(layer.multiplications for layer in layers)
     gradients, done = [], 0
     for layer in reversed(layers):

@@ -431,8 +431,7 @@ class LocalUpdates:
         del self._groups[former]
 
     def _by_position(self, variables: Sequence[Any]) -> dict[int, AnyGroup]:
-        """The newest groups of variables, by the position of the first variable that a group
-        trains."""
+        """The newest groups of variables, by the position of a group's first variable."""
         positions = {id(of_tensorflow(v)): i for i, v in enumerate(variables)}
         groups = [group for of_one in self._groups.values() for group in of_one.values()]
         firsts = [(id(group.variables[0]), group) for group in groups]

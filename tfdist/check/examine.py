@@ -1,5 +1,4 @@
-"""The part of each task in `tfdist check`: it looks at its machine, and measures with the
-others."""
+"""A task of `tfdist check`: it examines its machine, and measures with the others."""
 
 from __future__ import annotations
 

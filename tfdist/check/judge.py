@@ -81,8 +81,7 @@ def judge(
 
 
 def _different(names: Sequence[str], machines: Sequence[Machine]) -> list[Fault]:
-    """The values that are not the same everywhere; the first rank that differs from rank 0 is
-    named."""
+    """The values that differ between ranks; names the first rank that differs from rank 0."""
     found = []
     for what in machines[0].versions:
         versions = [machine.versions[what] for machine in machines]

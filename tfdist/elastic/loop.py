@@ -102,7 +102,6 @@ def _run(job: ElasticJob, state: ObjectState, function: Callable[[], Any]) -> An
 
 
 def _end_together(job: ElasticJob) -> None:
-    """No member leaves before all have ended: it may be the only member that has the last
-    commit."""
+    """No member leaves before all have ended: it alone may have the last commit."""
     with tf.device("/device:CPU:0"):
         ops.all_reduce(tf.constant(0), job.communicator, label="the end of the function")

@@ -45,8 +45,7 @@ class LocalVariables:
         self._variables[self._identity(variable)] = variable
 
     def register_layers(self, layers: Sequence[Any]) -> None:
-        """Makes all trainable weights of layers local, including weights of layers not yet
-        built."""
+        """Makes all trainable weights of layers local, also of layers not yet built."""
         self._layers.extend(layers)
 
     def expect(self, names: Iterable[str]) -> None:

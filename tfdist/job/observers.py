@@ -96,8 +96,7 @@ class Observers:
         return counted()[0] or None
 
     def report_stragglers(self) -> None:
-        """Logs the tasks that this task has waited for since the last report, if it waited for
-        long."""
+        """Logs for which tasks this task has waited since the last report, if for long."""
         if self._stragglers is not None:
             self._stragglers.report()
 

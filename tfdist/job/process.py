@@ -381,8 +381,7 @@ class Process:
         return self._has_server_variables
 
     def report_stragglers(self) -> None:
-        """Logs the tasks that this task has waited for since the last report, if it waited for
-        long."""
+        """Logs for which tasks this task has waited since the last report, if for long."""
         self._observers.report_stragglers()
 
     def readings(self) -> list[Reading | None]:

@@ -211,8 +211,7 @@ def follow_data_tasks() -> None:
 
 
 def _activate(every: bool) -> None:
-    """Lets participants of `fit` take part: all participants, or only the data tasks'
-    participants."""
+    """Lets participants of `fit` take part: all, or only the data tasks' participants."""
     order = importlib.import_module(f"{_SESSION}.order")
     order.activate(*(order.ALL if every else order.OF_DATA_TASKS))
 

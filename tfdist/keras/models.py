@@ -20,8 +20,7 @@ def tf_variable(variable: Any) -> Any:
 
 
 def read_results(outputs: Any) -> Any:
-    """The outputs of a step in a replica, with the values of variables in place of metrics'
-    results."""
+    """The outputs of a step in a replica, with values in place of variables (metrics' results)."""
     return keras.tree.map_structure(
         lambda value: tf.convert_to_tensor(value) if is_variable(value) else value, outputs
     )

@@ -123,8 +123,7 @@ def meeting(callbacks: Iterable[Any]) -> list[Any]:
 
 
 def in_words(callbacks: Iterable[Any]) -> str:
-    """Describes the part that must be equal on all members, of callbacks after whose calls they
-    meet."""
+    """Describes callbacks after whose calls the members meet, as all members must have them."""
     return ", ".join(
         f"{type(each).__qualname__}({getattr(each, 'save_freq', '')})" for each in callbacks
     )

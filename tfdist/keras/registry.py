@@ -78,8 +78,7 @@ class Replacement:
         )
 
     def mismatch(self) -> str | None:
-        """The difference between the function to be replaced and the expected one; `None` if there
-        is none."""
+        """How the function to be replaced differs from the expected one; `None` if it does not."""
         if not hasattr(self.owner, self.name):
             return None if self.adds else "does not exist"
         current = getattr(self.owner, self.name)

@@ -83,8 +83,7 @@ def term_of(model: Any) -> Term | None:
 
 
 def local_updates_of(strategy: Any) -> Any:
-    """The object that trains the workers of a LocalUpdateStrategy; `None` for all other
-    strategies."""
+    """The object that trains the workers of a LocalUpdateStrategy; `None` for others."""
     return getattr(strategy.extended, "local_updates", None) if is_ours(strategy) else None
 
 

@@ -130,8 +130,7 @@ class ElasticRayJob(RayJob):
         _log.warning("%s; %s; left out", error, decision.reason)
 
     def _start_again(self) -> None:
-        """Starts processes whose back-off is over, and trains with the processes that have a node
-        now."""
+        """Starts processes whose back-off is over, and trains with all that have a node now."""
         for slot, at in list(self._due.items()):
             if time.monotonic() >= at:
                 del self._due[slot]

@@ -20,8 +20,7 @@ OTHERS = {
 
 @on_ranks(3)
 def test_every_rank_gets_the_error(ctx):
-    """Ranks that differ get it in the broadcast, a rank with the right data in its next
-    collective."""
+    """Ranks with other data get it in the broadcast, the others in their next collective."""
     tfdist.init()
     for size in (2, 3):
         for label, (change, root, received) in OTHERS.items():

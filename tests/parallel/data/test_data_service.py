@@ -1,5 +1,4 @@
-"""`tfdist.data.distribute` in jobs of `tfdist run --data-workers N`: the records that each worker
-reads, and how often."""
+"""`tfdist.data.distribute` in jobs of `tfdist run --data-workers N`: each worker's records."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Metrics of an elastic job: a step that fails is not counted, and counters continue over
-losses."""
+"""Metrics of an elastic job: failed steps are not counted, and counters continue over losses."""
 
 from __future__ import annotations
 

@@ -93,8 +93,7 @@ def test_gradients(ctx):
 
 @on_ranks(2, check=identical)
 def test_compression(ctx):
-    """Values that travel in 16 bits are rounded; values that a rank does not send come in the next
-    step."""
+    """Values in 16 bits are rounded; values that a rank does not send come in the next step."""
     tfdist.init()
     weights = keras.Variable(np.zeros(4), dtype="float32")
     none = tfdist.Compression.none

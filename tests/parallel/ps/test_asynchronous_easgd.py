@@ -143,8 +143,7 @@ class End(keras.callbacks.Callback):
 
 
 def trained_in_two_parts(folder, data, epochs):
-    """A model whose `fit` is interrupted after 8 steps, and continues from the backup of the
-    7th."""
+    """A model whose `fit` stops after 8 steps, and continues from the backup of the 7th."""
     for end in ([End(7)], []):
         model = classifier()
         backup = keras.callbacks.BackupAndRestore(str(folder), save_freq=7)

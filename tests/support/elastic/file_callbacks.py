@@ -124,8 +124,7 @@ class Faults(Callback):
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """The files below a folder, by path: weights of models, events, lines; names alone of
-    others."""
+    """The files below a folder, by path: weights, events, lines; of other files their names."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

@@ -1,5 +1,4 @@
-"""The description that workers must agree on before they share a queue, and the places of its
-records."""
+"""The description of a queue, which its workers must agree on, and its records' places."""
 
 from __future__ import annotations
 

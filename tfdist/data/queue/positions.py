@@ -38,8 +38,7 @@ class TaskPositions(Protocol):
 
 
 class LeasePositions:
-    """Positions that workers report. They last as long as their leases: the queue knows the
-    others."""
+    """Positions that workers report, for as long as their leases. The queue knows the others."""
 
     def __init__(self) -> None:
         self._trained: dict[int, int] = {}

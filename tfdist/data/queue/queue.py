@@ -396,8 +396,7 @@ class TaskQueue:
         return is_done
 
     def _name_of_task(self, epoch: int, task: int | None = None) -> str:
-        """The name of a task among the positions; without a task, a name that precedes its
-        epoch's."""
+        """The name of a task among the positions; without a task, a name before its epoch's."""
         name = f"{self._name}/{epoch:010}"  # sorted like the numbers
         return name if task is None else f"{name}/{task:010}"
 

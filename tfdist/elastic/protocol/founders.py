@@ -62,8 +62,7 @@ class Founders:
     def add(
         self, member: Member, context: ClientContext | None = None
     ) -> tuple[Arrival, Arrival | None]:
-        """Records that a founder has come; returns it, and the founder that has made room for
-        it."""
+        """Records that a founder has come; returns it, and the founder that made room for it."""
         own = member == self._me
         arrival = Arrival(member, holds_state=True, is_confirmed=own, context=context)
         evicted = self._come.add(arrival)

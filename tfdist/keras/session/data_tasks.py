@@ -1,5 +1,4 @@
-"""`fit`, `evaluate` and `predict` with `tfdist.data`: the data that a step has trained is
-committed."""
+"""`fit`, `evaluate` and `predict` with `tfdist.data`: each step commits its records."""
 
 from __future__ import annotations
 
