@@ -243,7 +243,7 @@ def _distinct(
 def _joined(
     begins: Sequence[int], sizes: Sequence[tuple[tf.DType, int]], limit: float
 ) -> list[SizedBucket]:
-    """Joins blocks of one dtype to buckets of `limit` bytes or more; returns each block's bucket."""
+    """Joins blocks of one dtype to buckets of at least `limit` bytes; returns one per block."""
     groups: list[list[int]] = []
     filled = math.inf
     for at, (dtype, bytes_) in enumerate(sizes):

@@ -77,6 +77,6 @@ def _targets(job: Path | None) -> str:
     if not metrics:
         raise ClusterConfigError(
             f"{job}: expected a job that was started with TFDIST_METRICS_PORT, received a job "
-            "without metrics"
+            "that serves no metrics"
         )
     return json.dumps([{"targets": list(metrics.values())}])
