@@ -10,8 +10,8 @@ killed. The others continue, one of them as rank 0, and the launcher starts the 
     [worker 2] after 100 steps the weights' sum is ...
 
 Without --kill, and in one process, it prints the same sum. The script is the same as any
-multi-worker
-job: callbacks are given to all workers, and rank 0, whichever worker that is, writes the files.
+multi-worker job's: all workers get the callbacks, and rank 0, whichever worker that is, writes the
+files.
 """
 
 from __future__ import annotations

@@ -143,8 +143,7 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         self.extended.local_updates.synchronize()
 
     def training_state(self, variables: Sequence[tf.Variable]) -> LocalState:
-        """The state that a `tf.train.Checkpoint` of a custom loop needs besides model and
-        optimizer.
+        """The state that a custom loop's `tf.train.Checkpoint` needs besides model and optimizer.
 
         It holds all workers' copies of the variables and of the optimizer's, anchors, the outer
         optimizer's variables, dual variables, residuals of error feedback, and the step within the

@@ -78,8 +78,7 @@ class GradientStates:
     def of(
         self, tensors: list[tf.Tensor], variables: list[tf.Variable | None], communicator: int
     ) -> list[GradientState]:
-        """Returns one state per tensor, the state of the variable at the same index if there is
-        one.
+        """Returns one state per tensor, of the variable at the same index if there is one.
 
         Args:
           tensors: the tensors that are reduced.

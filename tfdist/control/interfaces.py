@@ -113,7 +113,7 @@ def is_of_this_host(address: str) -> bool:
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether a host, by its name alone, is one of this machine alone."""
+    """Whether a host's name is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,5 +1,4 @@
-"""The records that one iteration of a dataset has read, and how many of them are trained. Without
-TensorFlow.
+"""The records that one iteration of a dataset has read and trained. Without TensorFlow.
 
 A pipeline keeps the order of its records, but reads ahead: behind the last record that was trained
 there are batches that wait, and a batch that is being filled. Two counts give the trained records:

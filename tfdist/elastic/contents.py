@@ -113,8 +113,8 @@ class Contents:
                 f"{self._job.cluster.task_name}: expected the values of all variables that "
                 f"{of_truth} and most members have, received others in {len(wrong)} variables "
                 f"({shown}): a callback, or another part of the program, changes them on each "
-                "worker in another way, for instance by unseeded noise. This "
-                "worker ends; the others continue"
+                "worker in another way, for instance by unseeded noise. This worker ends; the "
+                "others continue"
             )
             raise self._job.ended_by(TfdistError(message))
         if ends.any():

@@ -352,8 +352,8 @@ class Membership:
         """Begins to look after stalled collectives, in a thread, until `leave`.
 
         While a collective waits, the other members are probed. A member that does not answer is
-        given
-        up: the collective then fails with `tf.errors.UnavailableError`, here and on the peers.
+        given up. The collective then fails with `tf.errors.UnavailableError`, here and on the
+        peers.
 
         Args:
           communicator: the communicator passed to `form`.

@@ -119,8 +119,7 @@ class Peers:
         return False
 
     def check_attempts(self, generation: Generation, wait: Wait) -> None:
-        """Raises Again, after a pause, if another part of the job may continue without this
-        process.
+        """Raises Again, after a pause, if others may continue without this process.
 
         Args:
           generation: the next one.

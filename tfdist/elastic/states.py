@@ -1,5 +1,4 @@
-"""The state that members of an elastic job train: values that are kept, brought back and made
-equal.
+"""The state that members of an elastic job train: it is kept, brought back and made equal.
 
     state.commit()      values --> copy in memory        after each step, or every few steps
     state.restore()     values <-- copy                  after the loss of a member

@@ -1,5 +1,4 @@
-"""The objects that draw orders in the data of a model: shuffles, and `PyDataset`s that change with
-epochs.
+"""The objects that draw orders in a model's data: shuffles, and changing `PyDataset`s.
 
 A process that leaves out a `fit`, `evaluate` or `predict` continues as if it had read its data:
 

@@ -68,8 +68,7 @@ class ScaleRequest:
 
 
 class ScaleServer:
-    """The launcher's side. It never blocks: `readers` holds the function to call when something
-    arrives.
+    """The launcher's side. It never blocks: `readers` has the functions to call on input.
 
     Args:
       readers: descriptors to poll, each with the handler of its input; changed as clients come and

@@ -30,7 +30,7 @@ class PeerWaits(Protocol):
         """Returns the seconds of waiting since its start, by the name of the awaited task."""
 
     def take_longest_wait(self, name: str) -> str:
-        """Returns the operation of the longest wait for `name` since the last call, or ""."""
+        """Returns the operation of the longest wait for `name` since the last call, if any."""
 
 
 class StragglerReport:

@@ -1,5 +1,4 @@
-"""A training that continues reads the rows that it would have read, whatever else its shuffles
-drew.
+"""A continued training reads the rows that it would have read, whatever its shuffles drew.
 
 The reference is one process that nothing happened to. A training that continues has datasets of its
 own, as a new process has.

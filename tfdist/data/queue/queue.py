@@ -1,5 +1,4 @@
-"""The queue of one data set: which records are still to be trained, by which worker, and which are
-done.
+"""The queue of one data set: the records to be trained, their workers, and the trained ones.
 
 A *task* is a range of records. In each epoch every task is dealt out once:
 

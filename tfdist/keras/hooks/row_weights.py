@@ -9,7 +9,7 @@ have the same number of rows. Here a replica with n of the B rows multiplies its
 
 Only losses that Keras itself would divide by the number of replicas are multiplied. Gradients are
 not: losses with reduction="sum", and losses of a `train_step` that divides by the global batch, are
-  right without it.
+right without it.
 
 The replicas exchange n at the start of a step, beside the forward pass, unless the dataset tells
 that all batches divide evenly, or each worker has the whole batch (elastic training). A loss with a

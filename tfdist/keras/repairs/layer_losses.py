@@ -37,7 +37,7 @@ def note_replica(original, self, loss):
 
 @repairs(Layer, "_get_own_losses")
 def own_losses(original, self):
-    """A replica's losses include the losses of all replicas of its process."""
+    """A replica's losses are the losses of all replicas of its process."""
     index = _index()
     losses = original(self)
     if index is None:

@@ -1,5 +1,4 @@
-"""The files of `BackupAndRestore` and `ModelCheckpoint`: their contents, and the workers that write
-them.
+"""The files of `BackupAndRestore` and `ModelCheckpoint`: their contents and their writers.
 
 In elastic training rank 0 writes, and the next rank 0 writes again what it may not have ended.
 `rank_zero` describes the other members' part.

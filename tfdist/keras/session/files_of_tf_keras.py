@@ -1,4 +1,4 @@
-"""The files of `BackupAndRestore` and `ModelCheckpoint` of tf_keras: the worker that writes them.
+"""The files of `BackupAndRestore` and `ModelCheckpoint` of tf_keras, and their writers.
 
 See `files_of_keras_3`, which does the same for Keras 3.
 """

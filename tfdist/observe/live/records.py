@@ -153,8 +153,7 @@ class TaskAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class TaskActivity:
-    """The activity of one task between two looks; rates are averages over that time, `None`:
-    unknown.
+    """One task's activity between two looks; rates are averages over that time, `None`: unknown.
 
     Attributes:
       name: its name.

@@ -1,5 +1,4 @@
-"""The report of this process's task for `tfdist top` and `tfdist dashboard`: the answer to `GET
-/state`.
+"""The report of this task for `tfdist top` and `tfdist dashboard`: the answer to `GET /state`.
 
 `tfdist.observe.live.records` reads it. Times are ages, in seconds before the answer: clocks of
 machines differ, and the reader knows when the answer came.
