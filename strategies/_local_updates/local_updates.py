@@ -132,7 +132,7 @@ class LocalUpdates:
         self._rounds: weakref.WeakValueDictionary[tuple[int, ...], StepRounds]
         self._rounds = weakref.WeakValueDictionary()
         self._restored: list[_Restored] = []
-        # Those of groups that were restored, and that no optimizer of the program trains yet.
+        # States of groups that were restored, and that no optimizer of the program trains yet.
         self._former: list[FormerOptimizer] = []
         # How often the workers were to ask each other for more data, since they last did.
         self.asked = without_strategy(lambda: tf.Variable(0, dtype=tf.int64))

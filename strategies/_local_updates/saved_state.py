@@ -37,7 +37,7 @@ _SHARED = {
     *("anchor", "outer", "steps", "steps_in_all", "norms", "right"),
     *("variables", "groups", "are_reset", "asked"),
 }
-# Those of which the workers' sum counts: rows of a round, and what error feedback has not sent.
+# Values of which the workers' sum counts: rows of a round, and error feedback's unsent rest.
 _SUMMED = {"rows", "residual"}
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BEGIN = r"(?:^|(?<=[.!?:] ))"
+BEGIN = r"(?:^|(?<=[.!?:] ))[*(\"]*"  # of a sentence
 
 
 class Pattern(NamedTuple):
@@ -29,9 +29,9 @@ PATTERNS = [
         "Event loop over epoll(7). What is an epoch?",
     ),
     Pattern(
-        BEGIN + r"(?i:one|ones|those) (?:that|which|who|in|with|from)\b"
-        r"|\b(?:one|ones|those) (?:that|which|who)\b"
-        r"|\bthose (?:of|in|with|from|on)\b|\bthat of\b",
+        BEGIN + r"(?:One|Ones) (?:in|with|from)\b"
+        r"|\b(?:[Oo]ne|[Oo]nes|[Tt]hose) (?:that|which|who)\b"
+        r"|\b[Tt]hose (?:of|in|with|from|on)\b|\b[Tt]hat of\b",
         "name the noun again",
         "One that never connected holds its port, and that of its peer.",
         "An engine that never connected holds its port. One of the ranks ends.",
@@ -100,7 +100,7 @@ Line = tuple[int, str]  # its number, and its text or its fault
 Paragraph = list[Line]
 Check = Callable[[str], Iterator[Line]]  # from a file's text to its faults
 
-# A comment, or a string, whichever begins first; then an end of a line, or code.
+# A comment or a string, whichever begins first.
 PYTHON = re.compile(
     r'(?P<comment>\#.*)|(?P<string>[rbfuRBFU]{0,2}(?:"""(?s:\\.|.)*?"""|\'\'\'(?s:\\.|.)*?\'\'\''
     r'|"(?:\\(?s:.)|[^"\\\n])*"|\'(?:\\(?s:.)|[^\'\\\n])*\'))'
@@ -119,11 +119,10 @@ def paragraphs(lines: Iterable[Line]) -> Iterator[Paragraph]:
     after_examples = False  # of a command
     for number, line in lines:
         text = line.strip()
-        is_code = text.startswith((">>>", "...", "```", "|", "[", "$ ")) or re.search(
-            r" {3,}|--[->]|=>", text
-        )
         after_examples = after_examples and line.startswith(" ") or text == "examples:"
-        is_code = is_code or after_examples
+        is_code = after_examples or re.search(
+            r"^(?:>>>|\.\.\.|[|$]|\[[^]]*\] )| {3}|--[->]|=>", text
+        )
         if not text or is_code or ITEM.match(text) or text.startswith("#"):
             yield paragraph
             paragraph = []

@@ -72,7 +72,7 @@ class LocalElasticStep(ElasticStep):
         self._round_end().end_early("the end of an epoch")
 
     def further_handles(self) -> list[tf.Tensor]:
-        """Those of the outer optimizer, among others."""
+        """The handles of the outer optimizer, among others."""
         return self._round_end().handles()
 
     def _round_end(self) -> Any:

@@ -251,7 +251,7 @@ class ElasticStep:
     def _scalars(self) -> list[list[tf.Tensor]]:
         """The resources of all variables without dimensions that a callback may set.
 
-        Those of one variable on several devices are in one list.
+        The handles of one variable on several devices are in one list.
         """
         strategy = self._model.distribute_strategy
         found: dict[int, list[tf.Tensor]] = {}

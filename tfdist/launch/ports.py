@@ -48,7 +48,7 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
 
     All of them are bound at the same time, so they are free together. They are released on return.
     Until this process ends, no other one of this user chooses them, where the two have the same
-    directory for temporary files. Those of other users may.
+    directory for temporary files. Processes of other users may.
 
     Args:
       count: the number of ports, 0 or more.

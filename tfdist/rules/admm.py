@@ -57,7 +57,7 @@ class ADMM(Rule):
     def gradient(
         self, gradient: tf.Tensor, x: tf.Tensor, anchor: tf.Tensor, state: State
     ) -> tf.Tensor:
-        """That of the augmented Lagrangian."""
+        """The gradient of the augmented Lagrangian."""
         rho = tf.cast(self.rho, x.dtype)
         return gradient + tf.cast(state["dual"] + rho * (x - anchor), gradient.dtype)
 

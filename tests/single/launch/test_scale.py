@@ -422,7 +422,7 @@ def test_the_next_launcher_removes_what_a_killed_one_has_left(start, monkeypatch
     job = start(LEAVES, *("--workers", "1:2"))
     job.ready(0)
     with scale_channel.scale_listener() as (_, path):
-        # That of the running launcher stays.
+        # The running launcher's socket stays.
         assert len(list(folder.glob("tfdist-job-*"))) == 2 and path.is_socket()
         pid = job.pid(0)
         job.launched.process.kill()

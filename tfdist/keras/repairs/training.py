@@ -144,8 +144,8 @@ def log_metrics_of_all_replicas(original, self):
     """After a batch `fit` shows the mean of the replicas' metrics.
 
     That is wrong where they saw different numbers of rows, and for all metrics that are not means.
-    Here the replicas of one process add their metrics' state, as at the end of an epoch. Those of
-    several workers do not: it would be one more collective per step.
+    Here the replicas of one process add their metrics' state, as at the end of an epoch. Replicas
+    of several workers do not: it would be one more collective per step.
     """
     replica = replica_with_copies()
     if replica is None or communicator_of(self) is not None:

@@ -12,7 +12,8 @@ from tfdist.keras.workers import elastic_job_of, replica_of_ours
 def reduce_before_accumulating(original, self, grads, trainable_variables):
     """In elastic training gradients are reduced in each step, and their sums are accumulated.
 
-    Keras accumulates the gradients of each replica. Those of a worker that dies would be lost.
+    Keras accumulates the gradients of each replica. The gradients of a worker that dies would be
+    lost.
     """
     replica = replica_of_ours()
     if (
