@@ -30,7 +30,7 @@ FOLDERS = {"tfdist": "tfdist", "tfdist.strategies": "strategies", "tfdist.ops": 
 
 
 def packages_in(package: str, folder: Path) -> list[str]:
-    """Names `package` and the packages below its folder, not counting those behind symlinks."""
+    """Names `package` and the packages below its folder, not counting packages behind symlinks."""
     found = [package]
     for entry in sorted(folder.iterdir()):
         if not entry.is_symlink() and (entry / "__init__.py").is_file():

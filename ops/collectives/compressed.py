@@ -142,7 +142,7 @@ def one_bit_sum(
 def orthonormalize(matrix: tf.Tensor) -> tf.Tensor:
     """Makes the columns of a matrix orthonormal, with the same arithmetic on every machine.
 
-    A column that depends linearly on those before it becomes an arbitrary one.
+    A column that depends linearly on earlier columns becomes an arbitrary one.
 
     Args:
       matrix: float32 `[rows, columns]`, columns <= rows.

@@ -239,7 +239,7 @@ class TableVariable(ServerVariable):
         variables = [variable for _, variable in gradients]
         parameters = variables[0].parameters
         if not _is_of_step(parameters):
-            with parameters.step():  # no one else would push
+            with parameters.step():  # no other step would push
                 return TableVariable.stage(gradients, steps, learning_rate)
         with tf.device("/device:CPU:0"):
             own = [_own_rows(gradient, variable) for gradient, variable in gradients]
@@ -353,7 +353,7 @@ def _prepared(variable: TableVariable) -> ParameterClient:
 
 
 def _is_of_step(parameters: Any) -> bool:
-    """Whether somebody pushes what is staged here."""
+    """Whether a push takes the gradients staged here."""
     # A replica may have a thread of its own, which does not know of the step.
     replica = tf.distribute.get_replica_context()
     is_replica = replica is not None and isinstance(replica.strategy, StrategyBase)

@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
     function: str  # its id without parameters
     parameters: str  # their id, or "" without any
-    marks: tuple[pytest.Mark, ...]  # those named `long`
+    marks: tuple[pytest.Mark, ...]  # marks named `long`
 
     @classmethod
     def of(cls, item: pytest.Item) -> Case:

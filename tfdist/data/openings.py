@@ -56,7 +56,7 @@ class BatchSource(Protocol):
 
     @property
     def datasets(self) -> Sequence[tf.data.Dataset]:
-        """Those whose shuffles draw an order for each opening, if any."""
+        """Datasets whose shuffles draw an order for each opening, if any."""
 
 
 class DatasetSource:

@@ -83,7 +83,7 @@ class Backups:
         return self._path(complete[-1]) if complete else None
 
     def save(self) -> str | None:
-        """Saves a backup, and removes those before the former one.
+        """Saves a backup, and removes backups before the former one.
 
         Returns:
           Its path; `None` if the members of an elastic job have continued without this process.

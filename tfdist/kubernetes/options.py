@@ -119,7 +119,7 @@ class JobOptions:
       engine: the kind of object that starts the pods.
       workers: the number of training tasks, or the limits of an elastic job.
       parallelism: the worker pods that are asked for at first, of an elastic job; None for as many
-        as it may have. Those for which there is no room wait, and join later.
+        as it may have. Workers for which there is no room wait, and join later.
       ps: the number of parameter servers.
       evaluator: whether there is an evaluator.
       namespace: of the objects; None leaves it to `kubectl`.

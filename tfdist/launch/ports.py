@@ -52,7 +52,7 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
 
     Args:
       count: the number of ports, 0 or more.
-      candidates: ports to try, in this order; by default those outside the ephemeral range,
+      candidates: ports to try, in this order; by default ports outside the ephemeral range,
         shuffled.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The flight recorder of a task: writes what it did last, when something fails or somebody asks.
+"""The flight recorder of a task: writes its last operations after a failure, or when asked.
 
 The events are in C++ (`tfdist.ops.trace.events`). A thread of its own writes them, with the
 stacks of all Python threads, into the directory `TFDIST_DEBUG_DIR`: the main thread may wait in

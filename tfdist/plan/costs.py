@@ -238,7 +238,7 @@ def _waits(training: PlannedTraining) -> list[tuple[float, float]]:
     """For each bucket the part of the computing that passes beside no exchange of it or later ones.
 
     Returns:
-      That part, and the share of the exchange that this bucket and those after it take.
+      That part, and the share of the exchange that this bucket and later ones take.
     """
     buckets = training.buckets
     total = sum(bucket.parameters for bucket in buckets)

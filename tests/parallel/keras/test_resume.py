@@ -15,7 +15,7 @@ from support.training import resuming
 from support.training.models import ADAPTIVE, EXACT, built_classifier, examples, identical
 from support.training.resuming import Follow, Interrupted
 
-# The step after the last backup, of those after every third step, before the interruption.
+# The step after the last backup before the interruption; backups follow every third step.
 _NEXT = {"endless_dataset": (1, 4), "dataset_longer_than_an_epoch": (1, 2)}
 
 

@@ -19,8 +19,7 @@ METHODS = {"topk": TopK(0.1, min_elements=16), "powersgd": PowerSGD(2, min_eleme
 
 
 def gradient(rank: int, step: int) -> np.ndarray:
-    """The gradient of a worker's own loss; zeros after the first rounds: the residuals are sent
-    then."""
+    """A worker's own gradient; zeros after the first rounds: the residuals are sent then."""
     if step >= H * ROUNDS:
         return np.zeros(SHAPE, "f4")
     return np.random.default_rng([rank, step]).normal(size=SHAPE).astype("f4")

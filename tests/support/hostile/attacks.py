@@ -269,7 +269,7 @@ def call_as_a_stranger(target: Target, source: random.Random) -> str:
     called = source.choice(METHODS)
     request = encoding.encode(made_up(called.request, lambda kind: values[kind]()))
     method = called.path
-    if called in (CLOCK, STATS, TASK_STATUS):  # anybody may ask for these, and is answered
+    if called in (CLOCK, STATS, TASK_STATUS):  # any process may ask for these, and is answered
         method = method.replace(".1/", ".2/")
     body = source.choice([request, request[:-1], b"["])
     try:

@@ -123,7 +123,7 @@ def _compare_tables(name: str, expected: str, received: str, begins_again: bool)
     one, other = (list(csv.reader(io.StringIO(text))) for text in (expected, received))
     if begins_again:
         # As in one process that is started again, a log that is appended to has the lines of the
-        # job that was lost, and another one only those after the backup.
+        # job that was lost, and another one only lines after the backup.
         count = min(len(one), len(other))
         one, other = (lines[:1] + lines[len(lines) - count + 1 :] for lines in (one, other))
     if len(one) != len(other):

@@ -172,7 +172,7 @@ class Counts:
       done: tasks of this epoch.
       todo: tasks that can be dealt now: the rest of this epoch, and what came back of earlier ones.
       records: committed records, of all epochs.
-      left: records that are neither committed nor parked, of this epoch and those before.
+      left: records that are neither committed nor parked, of this epoch and earlier ones.
     """
 
     epoch: int
@@ -260,7 +260,7 @@ class TaskQueue:
           rank: the worker's rank.
           process: unique among all processes; a new one takes the place of the rank's former one,
             which has died.
-          epoch: the worker's epoch; it gets tasks of this one and of those before.
+          epoch: the worker's epoch; it gets tasks of this one and of earlier ones.
           now: the time, in seconds.
           waits: whether the worker can wait for others at the end of an epoch. Workers that make
             their steps together cannot.
@@ -296,7 +296,7 @@ class TaskQueue:
     def end(
         self, rank: int, process: str, epoch: int, now: float, *, idle: bool, waits: bool
     ) -> Returned | Waiting | Ended:
-        """Says whether all tasks of the last epoch, and of those before, are done.
+        """Says whether all tasks of the last epoch, and of earlier ones, are done.
 
         Args:
           rank, process, now: as for `ask`.
@@ -618,7 +618,7 @@ class TaskQueue:
 
 
 def _order(item: Item) -> tuple[int, int, int]:
-    """Sorts tasks that have come back: by deaths, those without any in the order of the data."""
+    """Sorts tasks that have come back: by deaths, tasks without any in the order of the data."""
     return (item.deaths, 0, 0) if item.deaths else (0, item.epoch, item.task)
 
 

@@ -1,6 +1,6 @@
 """Processes that wait at this one, each as long as it continues calling. Without a lock.
 
-Anybody can say that it is a process at some address. So a process that has not proven that it is of
+Any process can say that it is at some address. So a process that has not proven that it is of
 the job is only asked for there (`Generations`), and counts when its own answer has come: then it is
 *confirmed*. The others are few, and the oldest of them makes room for the next one.
 """

@@ -51,8 +51,8 @@ generations would need it in both.
 
 **Belief.** A call is believed only as far as its caller has proven something (see `proofs`):
 
-- Anybody may probe this process: it says that it lives, and whether it is a member.
-- Anybody may come as a founder or newcomer. It is heard when the process at the address that it
+- Any process may probe this one: it says that it lives, and whether it is a member.
+- Any process may come as a founder or newcomer. It is heard when the process at the address that it
   names has proven to be the caller; before that it reads refusals without values.
 - A process that leaves shows its key.
 - A member's call is believed about the dead (but a member whose call is held lives), the largest

@@ -13,7 +13,7 @@ _S = TypeVar("_S")
 class Participant(Generic[_S]):
     """One concern of a call. Each method does nothing, and may be overridden.
 
-    The methods of a `fit`, in time. Those without a note are called in the participants' order.
+    The methods of a `fit`, in time. Methods without a note are called in the participants' order.
 
         begin_call                                          last participant first:
         |   open_data  (around Keras's own)

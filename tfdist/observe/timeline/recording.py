@@ -61,7 +61,7 @@ class Recording:
         self._closing = threading.Event()
         self._failure: OSError | None = None
         self._reader: RingReader | None = None
-        # The first event that was not read; those before it that had not ended; and events that
+        # The first event that was not read; earlier events that had not ended; and events that
         # another thread was just writing.
         self._next = 1
         self._pending: list[int] = []
