@@ -182,8 +182,7 @@ def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str, mode: str) -> 
     strategy = tfdist.ParameterServerStrategy(
         mode=mode,
         epoch_timeout=0.0,
-        # In "sync" a step that drops a worker weighs its records more: a slow restart must not be
-        # one.
+        # A "sync" step that drops a worker weighs its records more; a slow restart drops none.
         worker_timeout=600.0,
         checkpoint_dir=folder,
         checkpoint_every=3.0,

@@ -72,7 +72,6 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.clipping",
     f"{_HOOKS}.saving",
     f"{_HOOKS}.variable_roles",
-    f"{_HOOKS}.data_tasks",
     f"{_HOOKS}.lines",
     f"{_HOOKS}.events",
     f"{_ELASTIC}.accumulation",
@@ -99,7 +98,7 @@ FOR_TF_KERAS = (
 FOR_TUNERS = (f"{_HOOKS}.tuners",)
 # Where there is no strategy.
 FOR_INIT = (f"{_REPAIRS}.compilation",)
-FOR_DATA_TASKS = (f"{_HOOKS}.data_tasks", f"{_SESSION}.of_keras_3")
+FOR_DATA_TASKS = (f"{_SESSION}.of_keras_3",)
 FOR_DISTRIBUTED_OPTIMIZERS = (f"{_REPAIRS}.overflow", f"{_HOOKS}.sample_counts")
 # Of a Keras 3 that is too old for the others.
 FOR_OLD_RELEASES = (f"{_HOOKS}.refusal",)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
 from keras.callbacks import BackupAndRestore, CallbackList, History, ModelCheckpoint, ProgbarLogger
 
 from tfdist.data.iterators import plain
-from tfdist.data.pipeline import feed_of
-from tfdist.internals.keras_3 import TensorFlowTrainer, TFEpochIterator
+from tfdist.data.pipeline import feed_of, tracked
+from tfdist.internals.keras_3 import TensorFlowTrainer, TFDatasetAdapter, TFEpochIterator
 from tfdist.keras.hooks.shuffling import for_strategy
 from tfdist.keras.registry import hooks
 from tfdist.keras.session import calls, files_of_keras_3
@@ -120,6 +121,14 @@ def predict(original, self, *args, **kwargs):
 def results(original, self, logs):
     """The logs of an epoch, and of a validation, cover all workers."""
     return calls.results_of(self, logs, lambda own: original(self, own))
+
+
+@hooks(TFDatasetAdapter, "__init__")
+def count_records(original, self, dataset, *args, **kwargs):
+    """The batches of data tasks are counted, so that a step's records can be committed."""
+    if isinstance(dataset, tf.data.Dataset):
+        dataset = tracked(dataset)
+    original(self, dataset, *args, **kwargs)
 
 
 @hooks(TFEpochIterator, "__init__")

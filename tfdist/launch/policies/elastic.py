@@ -215,6 +215,11 @@ class ElasticPolicy:
         """Whether no worker runs, and none will."""
         return not self._of(*_HAS_PROCESS, SlotState.WAITING)
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether nothing is started any more: a worker has finished, or all have left."""
+        return self.finished or self.is_done
+
     def begin(self) -> list[int]:
         """Returns the slots that the job begins with, which count as running, and the servers."""
         first = list(range(self.workers.start))
@@ -399,6 +404,8 @@ class ElasticPolicy:
         if self.finished:
             by = self._of(SlotState.FINISHED)[0]
             raise ScaleError(f"the job is ending: worker {by} has finished")
+        if self.is_ending:
+            raise ScaleError("the job is ending: all workers have left")
         working = self.working
         if count < len(working):
             return self._shrink(working[count:])
