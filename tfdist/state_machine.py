@@ -13,7 +13,7 @@ class StateMachine(Generic[S]):
     """The state of one subject.
 
     Args:
-      subject: whose state it is, for messages.
+      subject: the name of the state's owner, for messages.
       transitions: the states that may follow each state.
       state: the first one.
 

@@ -147,7 +147,7 @@ def _nodes(dataset: Any, later: str = "") -> Iterator[tuple[Any, str]]:
 
 
 def _opener(dataset: Any, index: int) -> str:
-    """What a dataset is, if it opens its input number `index` later than itself; else nothing."""
+    """The kind of a dataset, if it opens its input number `index` later than itself; else empty."""
     kind = type(dataset).__name__
     is_opened_at_once = kind == "_ConcatenateDataset" and index == 0
     return "" if is_opened_at_once else _OPENS_LATER.get(kind, "")

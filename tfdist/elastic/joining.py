@@ -117,7 +117,7 @@ class Joining:
     def _check_members_live(self, seen: float) -> None:
         """Raises TfdistError if no member has answered for some time.
 
-        This process has what the members had after some calls, and nobody has what came then.
+        This process has the members' state after some calls, and no member has the next record.
         """
         if time.monotonic() > seen + self._peers.timing.grace:
             self._founding.tombstone.check()

@@ -53,7 +53,7 @@ def PartialDistributedOptimizer(  # noqa: N802, a class to its users
 def PartialDistributedGradientTape(  # noqa: N802, a class to its users
     tape: tf.GradientTape, *, local_layers: Any = None, **options: Any
 ) -> DistributedGradientTape:
-    """Wraps a `tf.GradientTape`: gradients are those of all ranks, except of some layers.
+    """Wraps a `tf.GradientTape`: gradients are all ranks' mean, except in some layers.
 
     Args:
       tape: as for `tfdist.DistributedGradientTape`.

@@ -172,7 +172,7 @@ def _repair_keras() -> bool:
                 "whose internals tfdist was not tested with: results could be wrong without an "
                 "error. Install a tested one with "
                 f"`pip install 'keras<{MAX_KERAS[0]}.{MAX_KERAS[1] + 1}'`, or a tfdist release "
-                "that supports yours. TFDIST_ALLOW_UNTESTED_KERAS=1 goes on all the same."
+                "that supports yours. TFDIST_ALLOW_UNTESTED_KERAS=1 continues all the same."
             )
         _log.warning(
             "TFDIST_ALLOW_UNTESTED_KERAS: tfdist was tested with Keras %s, not with %s; results "
@@ -216,7 +216,7 @@ def follow_data_tasks() -> None:
 
 
 def _activate(every: bool) -> None:
-    """Lets participants of `fit` take part: all, or those of data tasks alone."""
+    """Lets participants of `fit` take part: all, or only the data tasks' participants."""
     order = importlib.import_module(f"{_SESSION}.order")
     order.activate(*(order.ALL if every else order.OF_DATA_TASKS))
 

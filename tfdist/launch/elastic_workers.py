@@ -236,7 +236,7 @@ class ElasticWorkers:
             self._fill_hosts()
 
     def _start_later_or_never(self, slot: int, what: str, decision: EndDecision) -> None:
-        """Carries out a decision after which the job goes on; `what` happened."""
+        """Carries out a decision after which the job continues; `what` happened."""
         if decision.verdict is Verdict.LEAVE_OUT:
             self._job.say(f"{what}; {decision.reason}; left out, workers now: {self._count()}")
             return

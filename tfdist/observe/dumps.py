@@ -23,7 +23,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class Dump:
-    """What one task has written.
+    """The dump that one task has written.
 
     Attributes:
       task: its name, such as "worker 1".

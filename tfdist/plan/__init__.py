@@ -1,4 +1,4 @@
-"""`tfdist plan`: what a training step costs on more machines, before they are rented.
+"""`tfdist plan`: the cost of a training step on more machines, before they are rented.
 
 | File | Holds |
 |---|---|

@@ -1,4 +1,4 @@
-"""The phases of a member of an elastic job are those of the drawing in their module."""
+"""The phases of a member of an elastic job match the drawing in their module."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_newcomer_that_joins_is_a_member(state, expected):
         ([(1.0, 1.0)], False, PlannedChange.DEPARTURE),
         ([(0.0, 1.0), (1.0, 0.0)], False, PlannedChange.DEPARTURE),
         ([(1.0, 0.0), (0.0, 1.0)], False, PlannedChange.DEPARTURE),
-        # The one that leaves takes part in the change for the newcomers.
+        # The leaving member takes part in the change for the newcomers.
         ([(1.0, 1.0)], True, PlannedChange.ADMISSION),
         ([(0.0, 1.0)], True, PlannedChange.NONE),
         # All end.

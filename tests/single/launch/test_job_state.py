@@ -1,4 +1,4 @@
-"""The states of a launched job are those of the drawing in its module."""
+"""The states of a launched job match the drawing in its module."""
 
 from __future__ import annotations
 

@@ -92,6 +92,6 @@ class EndTogether(tf.compat.v1.train.SessionRunHook):
 
 
 def agreed_and_others(hooks: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Splits hooks into those that stop all workers at the same step anyway, and the others."""
+    """Splits hooks into hooks that stop all workers at the same step anyway, and the others."""
     agreed = [h for h in hooks if type(h) is v1.train.StopAtStepHook]
     return agreed, [h for h in hooks if h not in agreed]

@@ -102,7 +102,7 @@ class ParameterServerWorker:
         return self._creator
 
     def hooks(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
-        """Returns `hooks` with those that this worker needs."""
+        """Returns `hooks` with the hooks that this worker needs."""
         self._building.close()
         hooks = [EndHook(self._end), data_tasks.CommitHook(), *hooks]
         if self._strategy.is_chief:
@@ -149,7 +149,7 @@ class ParameterServerWorker:
 
     def _save(self, hook: Any, session: tf.compat.v1.Session, step: int) -> Any:
         """Saves the servers' current values, under the servers' current step."""
-        # Before the values: what is committed here has reached the servers.
+        # Before the values: the records committed here have reached the servers.
         state = data_tasks.state()
         step = self._creator.pull(session)
         data_tasks.save(f"{hook._save_path}-{step}", state)

@@ -44,7 +44,7 @@ def initialized_session(
 
 
 def restore(scaffold: Any, session: tf.compat.v1.Session, checkpoint: str) -> None:
-    """Restores a checkpoint; the saver then manages, and deletes, those before it.
+    """Restores a checkpoint; the saver then manages, and deletes, earlier ones.
 
     Args:
       scaffold: has been finalized.

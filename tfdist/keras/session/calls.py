@@ -103,7 +103,7 @@ def results_of(model: Any, logs: Any, make: Callable[[Any], Any]) -> Any:
 
     Args:
       model: the model.
-      logs: those of the last step; empty if there was none.
+      logs: the logs of the last step; empty if there was none.
       make: takes them; returns Keras's own.
     """
     session = newest()

@@ -1,4 +1,4 @@
-"""`fit`, `evaluate` and `predict` with `tfdist.data`: what a step has trained is committed."""
+"""`fit`, `evaluate` and `predict` with `tfdist.data`: each step commits its records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
 
 
 class DataTasks(Participant[Session]):
-    """Commits the records of each step; `fit` goes on with the epoch that the job is in."""
+    """Commits the records of each step; `fit` continues with the epoch that the job is in."""
 
     def __init__(self, session: Session, feed: Feed) -> None:
         super().__init__(session)

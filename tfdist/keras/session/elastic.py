@@ -51,7 +51,7 @@ class ElasticPart(Participant[Session]):
     def around_steps(
         self, steps: contextlib.AbstractContextManager[Any], data: Any
     ) -> contextlib.AbstractContextManager[Any]:
-        """No member goes on before all have done all steps of an epoch."""
+        """No member continues before all have done all steps of an epoch."""
         return _agreed(steps, self._job, data)
 
 

@@ -119,7 +119,7 @@ def predict(original, self, *args, **kwargs):
 
 @hooks(TensorFlowTrainer, "_get_metrics_result_or_logs")
 def results(original, self, logs):
-    """The logs of an epoch are those of all workers; those of a validation are, too."""
+    """The logs of an epoch, and of a validation, cover all workers."""
     return calls.results_of(self, logs, lambda own: original(self, own))
 
 
@@ -159,7 +159,7 @@ def open_at_position(original, self):
 
 @hooks(TFEpochIterator, "_enumerate_iterator")
 def begin_at_batch(original, self):
-    """The first epoch of a `fit` that goes on begins with its next batch."""
+    """The first epoch of a `fit` that continues begins with its next batch."""
     positions = _positions_that_read(self)
     return original(self) if positions is None else positions.steps(original(self))
 
@@ -248,7 +248,7 @@ def back_up(original, self):
 
 @hooks(BackupAndRestore, "on_train_begin")
 def restore_backup(original, self, logs=None):
-    """`fit` goes on from the backup before the newest one if the newest one is damaged.
+    """`fit` continues from the backup before the newest one if the newest one is damaged.
 
     In elastic training rank 0 alone restores it, when all members are together.
     """
@@ -257,7 +257,7 @@ def restore_backup(original, self, logs=None):
 
 @hooks(BackupAndRestore, "_load_model")
 def go_on_from_backup(original, self):
-    """`fit` goes on with the batch after the backup's last one; Keras repeats its epoch."""
+    """`fit` continues with the batch after the backup's last one; Keras repeats its epoch."""
     files_of_keras_3.load(self, lambda: original(self))
 
 

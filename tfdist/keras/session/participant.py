@@ -13,7 +13,7 @@ _S = TypeVar("_S")
 class Participant(Generic[_S]):
     """One concern of a call. Each method does nothing, and may be overridden.
 
-    The methods of a `fit`, in time. Those without a note are called in the participants' order.
+    The methods of a `fit`, in time. Methods without a note are called in the participants' order.
 
         begin_call                                          last participant first:
         |   open_data  (around Keras's own)
@@ -85,9 +85,9 @@ class Participant(Generic[_S]):
         """Returns the logs of an epoch, or of its validation.
 
         Args:
-          logs: those of the last step; empty if there was none.
+          logs: the logs of the last step; empty if there was none.
           make: takes them; returns the logs without this participant.
-          of_validation: whether the metrics are those of the validation.
+          of_validation: whether the metrics are the validation's.
         """
         return make(logs)
 

@@ -43,7 +43,7 @@ def has_no_rows(value: Any) -> tf.Tensor:
 
 
 def with_substitutes(values: Sequence[Any], is_empty: tf.Tensor) -> list[Any]:
-    """Returns values that `can_be_empty`; those without rows have one if `is_empty`.
+    """Returns values that `can_be_empty`; values without rows have one if `is_empty`.
 
     Args:
       values: tensors of one batch, also ragged and sparse ones.

@@ -84,7 +84,7 @@ class ScaleError(ValueError):
 
 
 class SlotState(enum.Enum):
-    """What a slot does; the module's drawing has the changes."""
+    """The state of a slot; the module's drawing has the changes."""
 
     FREE = enum.auto()
     RUNNING = enum.auto()
@@ -231,7 +231,7 @@ class ElasticPolicy:
         self, ends: Sequence[TaskEnd], is_interrupted: bool
     ) -> Iterator[tuple[TaskEnd, EndDecision]]:
         """Decides on the ends of some tasks, the earliest first."""
-        # No worker fails because of another. What matters is whether one has finished before.
+        # No worker fails because of another. It matters only whether one has finished before.
         for end in sorted(ends, key=lambda end: end.at):
             is_server = end.index in self._servers
             decide = self._server_ended if is_server else self._worker_ended
@@ -372,7 +372,7 @@ class ElasticPolicy:
         return returning
 
     def release(self, slots: Sequence[int]) -> list[int]:
-        """Removes workers whose hosts are gone; returns those that must be told."""
+        """Removes workers whose hosts are gone; returns the workers that must be told."""
         leave = [slot for slot in slots if self.state(slot) is SlotState.RUNNING]
         for slot in leave:
             self._slots[slot].state = SlotState.LEAVING
@@ -409,7 +409,7 @@ class ElasticPolicy:
         working = self.working
         if count < len(working):
             return self._shrink(working[count:])
-        # What has failed again and again comes last.
+        # Slots that have failed again and again come last.
         spare = [
             *self._of(SlotState.FREE),
             *self._of(SlotState.LEAVING),

@@ -1,4 +1,4 @@
-"""The timeline of a job: what all its tasks do, in one file, on one clock.
+"""The timeline of a job: the work of all its tasks, in one file, on one clock.
 
 | Module | Concept |
 |---|---|
