@@ -2,7 +2,7 @@
 // contribution, until all ranks have joined.
 //
 // A rank that joins sends every other rank the number of collectives that it has begun. From then
-// on, if a peer opens a collective that this rank has not started, it begins a stand-in: the peer's
+// on, if a peer opens a collective that this rank has not started, it begins a stand-in. The peer's
 // OPEN contains the kind, the sizes and the algorithm, so the stand-in is the same collective on
 // memory of its own. Every collective connects all ranks, directly or through others, so all joined
 // ranks receive an OPEN. With 4 ranks and collectives A to D:

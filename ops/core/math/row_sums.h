@@ -28,7 +28,7 @@
 
 namespace tfdist {
 
-// What a rank sends in step 1.
+// The data that a rank sends in step 1.
 struct RowCount {
   int64_t ids = 0;         // the number of its distinct ids
   int64_t table_rows = 0;  // n; -1: unknown, or an id is not in [0, n)

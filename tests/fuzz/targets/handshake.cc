@@ -48,7 +48,7 @@ class Port {
     Fd socket;
     Hello hello;        // the last one
     std::string sent;   // all of its bytes
-    std::string right;  // those of a HELLO that may be accepted, and of its PROOF
+    std::string right;  // bytes of a HELLO that may be accepted, and of its PROOF
     Hello right_hello;  // that HELLO
     bool proves = false, accepted = false;
   };
@@ -152,7 +152,7 @@ class Port {
 
   void Put(Peer* peer, const std::string& bytes) {
     peer->sent += bytes;
-    // What follows a PROOF is not the acceptor's.
+    // Bytes behind a PROOF are not the acceptor's.
     if (peer->proves && !peer->accepted &&
         Comparable(peer->sent).compare(0, peer->right.size(), peer->right) == 0) {
       peer->accepted = true;

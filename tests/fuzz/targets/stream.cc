@@ -107,7 +107,7 @@ class Duel final : StreamHandler {
     if (!stream_->OnWelcome(meta, std::move(descriptor)).ok()) broken_ = true;
   }
 
-  // The rings, to write to; `ring` is the one that our side writes.
+  // The rings, to write to; our side writes `ring`.
   void Map(const Fd& descriptor, int ring) {
     struct stat about{};
     CHECK(fstat(descriptor.get(), &about) == 0);

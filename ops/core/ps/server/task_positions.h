@@ -4,7 +4,7 @@
 // that gets a task. A push names the lease and the records that it has trained. It is applied only
 // if they follow the last trained record of the task, and the lease is open; applying it and moving
 // the position is one change. So once the master has closed a lease, its position is final: another
-// worker goes on from there, and no record is trained twice or left out.
+// worker continues from there, and no record is trained twice or left out.
 //
 //   master: Open(7, "a")      Close(7) -> 20    Open(8, "a") -> 20
 //   pushes:     7: 0-10  7: 10-20     7: 20-30 (refused)     8: 20-30

@@ -70,7 +70,7 @@ struct ChangedShard {
   uint64_t width = 0;
 };
 
-// What the record of a push has if it has trained records of data tasks.
+// The additional fields of a push that has trained records of data tasks.
 struct TaskRecord {
   std::vector<TaskPosition> positions;
   std::vector<ChangedShard> shards;

@@ -1,5 +1,5 @@
 // A server whose memory runs out, at every place where it allocates some: the request is refused,
-// or its connection closed, and the server goes on as if nothing had been asked.
+// or its connection closed, and the server continues as if there had been no request.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -263,7 +263,7 @@ void TestRequests(Mode mode) {
       }
       CHECK((failed || is_ok));
       CHECK((one.is_done(job) || !is_ok));
-      // Other requests go on: no lock was left held.
+      // Other requests continue: no lock was left held.
       job.Lookup({1, 2, 3, 20});
       job.worker().Pull({0, 1});
       CHECK(!job.worker().Push<float>(0, UpdateKind::kGradient, {1, 1, 1, 1}));

@@ -87,7 +87,7 @@ Ids SomeIds(size_t count) {
 }
 
 TEST_CASE("edit") {
-  // 300 rows of 4 numbers: with rows of 12 the copy would go on for 9,600 bytes behind them.
+  // 300 rows of 4 numbers: with rows of 12 the copy would read 9,600 bytes behind them.
   for (const size_t count : {size_t{300}, size_t{40000}}) {
     Job job;
     EditRowsRequest edit;
@@ -166,8 +166,8 @@ TEST_CASE("open step") {
   for (const int64_t id : {3, 100}) CHECK(std::abs(ValueOf(table, id) - 0.25f) < 1e-3f);
 }
 
-// Rows that catch up have the slots of Adam. With those of another optimizer, a step would write to
-// slots that they have not.
+// Rows that catch up have the slots of Adam. With the slots of another optimizer, a step would
+// write to slots that do not exist.
 TEST_CASE("slots of another optimizer") {
   Job job;
   ps::TableConfig config = Slots(ps::OptimizerKind::kAdam);

@@ -194,7 +194,7 @@ TEST_CASE("damage") {
   CHECK_CONTAINS(lines.reports.back(), "20 more records are left out as well");
 }
 
-// Pushes of data tasks: positions, values and rows stay those of one moment.
+// Pushes of data tasks: positions, values and rows stay consistent.
 TEST_CASE("tasks") {
   const std::string first = ArrayOf(Floats{1, 1}), second = ArrayOf(Floats{2, 2}),
                     third = ArrayOf(Floats{3, 3});
@@ -223,7 +223,7 @@ TEST_CASE("tasks") {
     CHECK(restored.left_out == three.size() - 1);
     CHECK((restored.shards["w"] == Floats({2, 2}) && restored.Row(3) == 0));
   }
-  {  // The second is damaged: the first counts. Rows that are not of tasks go on.
+  {  // The second is damaged: the first counts. Rows that are not of tasks are still applied.
     Restored restored(begin + one + damaged(two) + PushRecordOf(9), first + second);
     CHECK_OK(restored.status);
     CHECK((restored.records == 2 && restored.positions["a"] == 1));

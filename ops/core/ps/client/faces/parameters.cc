@@ -102,7 +102,7 @@ void Parameters::Pull(std::vector<int> parameters, bool begins_step, Allocate al
     }
   }
   if (!is_due) return done(Status());
-  // What is fetched replaces this worker's changes.
+  // Fetched values replace this worker's changes.
   if (Status s = PushAccumulated(); !s.ok()) return done(s);
   const TimePoint start = Clock::now();
   state_->submit(std::make_shared<PullOperation>(

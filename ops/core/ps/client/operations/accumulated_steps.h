@@ -23,7 +23,7 @@
 
 namespace tfdist::ps {
 
-// What a push sends.
+// The contents of a push.
 struct StepContents {
   std::vector<std::pair<StepValues, Gradient>> gradients;
   std::vector<std::pair<StepValues, RowGradient>> row_gradients;
@@ -47,7 +47,7 @@ class AccumulatedSteps {
   struct Sum {
     StepValues step;
     Memory values;
-    bool owned = false;  // else the memory is that of the only gradient
+    bool owned = false;  // else the memory belongs to the only gradient
   };
   struct Rows {
     StepValues step;

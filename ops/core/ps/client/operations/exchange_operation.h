@@ -14,7 +14,7 @@
 
 namespace tfdist::ps {
 
-// With x the worker's value of a parameter and c that of the servers: c becomes c + alpha (x - c),
+// With x the worker's value of a parameter and c the servers' value: c becomes c + alpha (x - c),
 // and alpha (x - c) is stored in memory of the caller's, which subtracts it from x.
 class ExchangeOperation : public PlainOperation {
  public:

@@ -16,7 +16,7 @@ ServerState::ServerState(const ServerOptions& server_options, uint64_t server_in
         AddEvent(Server::Event::Kind::kLog, -1,
                  StrCat(failure.message(), "; until a snapshot is written, ",
                         options.refuse_unlogged ? "pushes are refused"
-                                                : "what changes rows is lost with this process"));
+                                                : "changes of rows are lost with this process"));
       }),
       reducer(
           options.schedule.workers,
