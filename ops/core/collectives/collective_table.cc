@@ -162,7 +162,7 @@ void CollectiveTable::EndAlone(std::unique_ptr<Collective> collective) {
   collective->Finish(Status());
 }
 
-// Handles what peers have sent before the start.
+// Handles messages that peers have sent before the start.
 void CollectiveTable::Replay(Collective* collective) {
   for (const UnexpectedMessages::Open& open : unexpected_.TakeOpens(collective->id())) {
     if (const Status s = CheckOpen(collective, open.peer, open.signature); !s.ok()) {

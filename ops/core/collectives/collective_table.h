@@ -49,7 +49,7 @@ class CollectiveTable : private ChunkSender {
     virtual void Send(int peer, const FrameHeader& header, std::string meta,
                       std::vector<iovec> payload, void* token) = 0;
     virtual void Flush() = 0;
-    // Gives up the connection to a peer that has sent what it must not.
+    // Gives up the connection to a peer that has broken the protocol.
     virtual void Break(int peer, const std::string& why) = 0;
     // Lets go of all memory of collectives. Tells the peers why, unless `reason` is OK.
     virtual void AbortStreams(const Status& reason) = 0;

@@ -86,8 +86,8 @@ class Communicator {
   // communicator is closed.
   void Leave();
 
-  // Ends what is pending, closes the connections and waits for the thread. Not to be called from a
-  // `done`.
+  // Ends pending collectives, closes the connections and waits for the thread. Not to be called
+  // from a `done`.
   void Close();
 
   // A sentence that names the oldest collective, its age and the missing ranks, if it has waited

@@ -49,7 +49,7 @@ class PlanExecutor : public Collective {
     Transfer transfer;
     size_t arrived = 0;      // received, early chunks included
     size_t done = 0;         // handed to the sender, or stored in their final memory
-    std::vector<int> needs;  // indices of the earlier transfers that write what it reads
+    std::vector<int> needs;  // indices of the earlier transfers that write its input
     std::list<std::unique_ptr<char[]>> early;  // received chunks from `done` on
   };
   // The transfers with one peer, as indices in the order of the plan.

@@ -28,7 +28,7 @@ constexpr Polling kPolling = {std::chrono::microseconds(1000), 1};
 constexpr Polling kOversubscribedPolling = {std::chrono::microseconds(100), 63};
 // A `done` may start a collective whose `done` starts the next one, and so on.
 constexpr int kMaxNested = 4;
-// Times that what came meanwhile is received before the engine is released.
+// Number of times that new data is received before the engine is released.
 constexpr int kMaxLate = 4;
 // How long an engine that ends keeps trying to deliver its last frames.
 constexpr auto kFarewellTime = std::chrono::seconds(2);
@@ -510,7 +510,8 @@ void ProgressEngine::AbortStreams(const Status& reason) {
   }
 }
 
-// Tells the event loop what to report of a stream: not what comes while somebody polls it anyway.
+// Tells the event loop which events of a stream to report: not new data while some thread polls it
+// anyway.
 void ProgressEngine::Watch(int peer) {
   const MessageStream* const stream = peers_[peer].stream.get();
   if (stream == nullptr) return;

@@ -100,7 +100,7 @@ class ProgressEngine : private CollectiveTable::Connections {
   void Post(CommandQueue::Command command);
   void Drive();
   void Poll(const std::vector<int>& peers, const std::function<bool()>& over);
-  // Releases the engine: sends what is queued, makes sure that some thread receives the next data,
+  // Releases the engine: sends queued frames, makes sure that some thread receives the next data,
   // and calls `done` of the ended collectives. False if more data has already arrived.
   bool Release(Lock engine);
 

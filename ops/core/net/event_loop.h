@@ -53,7 +53,7 @@ class EventLoop {
   std::array<epoll_event, 64> events_;
 };
 
-// Commands of any threads, run in their order by the thread that owns what they change.
+// Commands of any threads, run in their order by the thread that owns the changed state.
 class CommandQueue {
  public:
   using Command = std::function<void()>;

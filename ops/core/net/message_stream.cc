@@ -259,7 +259,7 @@ Status MessageStream::Receive(StreamHandler& handler, bool* any) {
   return Status();
 }
 
-// Once: into the payload's memory, and what follows it into the buffer. `received` 0: there is
+// Once: into the payload's memory, and following bytes into the buffer. `received` 0: there is
 // nothing.
 Status MessageStream::Read(size_t* received) {
   batch_.clear();
@@ -473,7 +473,7 @@ Status MessageStream::OnShared(std::string_view meta) {
   return Status();
 }
 
-// Uses what the peer offers, and offers the same.
+// Uses the memory that the peer offers, and offers the same.
 void MessageStream::Share(const CanaryInfo& canary) {
   peer_memory_.emplace(process_, canary);
   if (!peer_memory_->IsReadable()) peer_memory_.reset();
@@ -492,7 +492,7 @@ Status MessageStream::OnRelease(StreamHandler& handler) {
   return Status();
 }
 
-// Sends what is exposed, and exposes nothing more.
+// Sends the exposed payloads, and exposes nothing more.
 Status MessageStream::OnRefuse(StreamHandler& handler) {
   if (exposed_frames_.empty()) return Unexpected("REFUSE");
   peer_reads_ = false;

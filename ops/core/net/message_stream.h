@@ -11,14 +11,14 @@
 //     SHARED (joined, reads)                 ->
 //
 // With shared memory, a side's SHARED is its last frame on the socket: the following ones go
-// through the memory, and what then comes on the socket are single bytes, which wake a side that
+// through the memory, and from then on the socket carries single bytes, which wake a side that
 // sleeps. The socket stays to tell of the peer's end.
 //
 // The kernel may refuse to read a payload in the sender's memory: pages of a device driver, secret
 // memory (memfd_secret(2)), a system call filter that came later. The receiver then answers REFUSE,
 // once, and passes over all that is exposed to it from then on. The sender exposes nothing more,
-// and sends what was exposed and not released, before all that it has not sent yet. To keep the
-// order of a token's payloads, those behind an exposed one are exposed too, however small.
+// and sends the exposed payloads that were not released, before all that it has not sent yet. To
+// keep the order of a token's payloads, those behind an exposed one are exposed too, however small.
 #ifndef TFDIST_OPS_CORE_NET_MESSAGE_STREAM_H_
 #define TFDIST_OPS_CORE_NET_MESSAGE_STREAM_H_
 
@@ -42,7 +42,7 @@
 
 namespace tfdist {
 
-// Told what arrives on a stream and what has left. An error that it returns breaks the stream. It
+// Notified of arriving and of sent data of a stream. An error that it returns breaks the stream. It
 // may queue frames, and must not destroy the stream.
 class StreamHandler {
  public:
@@ -138,12 +138,12 @@ class MessageStream {
   // Whether the two sides have agreed on their shared resources.
   bool settled() const { return !settling_; }
 
-  // Writes what there is room for. A broken connection is left for Receive to find, behind the
-  // peer's last frames.
+  // Writes as much as there is room for. A broken connection is left for Receive to find, behind
+  // the peer's last frames.
   void Flush(StreamHandler& handler);
   void Unblock() { blocked_ = false; }
 
-  // Reads what has arrived, within the budget. `any` tells whether it was anything.
+  // Reads the arrived data, within the budget. `any` tells whether it was anything.
   Status Receive(StreamHandler& handler, bool* any = nullptr);
 
   // With shared memory. Reads the wake-up bytes, and notes the end of the socket.

@@ -8,7 +8,7 @@
 // supply neither.
 //
 // A process breaks its canary before it frees or changes exposed memory. The reader copies the
-// canary behind what it reads: if it is intact, the memory was still exposed during the read.
+// canary after the memory: if it is intact, the memory was still exposed during the read.
 #ifndef TFDIST_OPS_CORE_NET_PEER_MEMORY_H_
 #define TFDIST_OPS_CORE_NET_PEER_MEMORY_H_
 

@@ -54,7 +54,7 @@ class EventRing {
     uint64_t lost = 0;          // events from the cursor on that were overwritten or left out
   };
   // Reads up to `limit` events, from the one with sequence number `cursor` on. An event that has
-  // not ended is to be read again by a reader who wants its end.
+  // not ended is to be read again by a reader that wants its end.
   Reading Read(uint64_t cursor, size_t limit) const;
 
  private:

@@ -234,7 +234,7 @@ Received Receive(Sharer& sharer) {
     CHECK_OK(Decode(read(kFrameHeaderBytes).data(), LimitsOfCollectives, &received.header));
     read(received.header.meta_bytes);
     if (received.header.exposed == 0) received.payload = read(received.header.payload_bytes);
-    // Rank 0 asks what this rank is waiting for, when the test is slow.
+    // Rank 0 asks for this rank's waits, when the test is slow.
   } while (received.header.type == static_cast<uint8_t>(CollectiveFrame::kQuery));
   return received;
 }

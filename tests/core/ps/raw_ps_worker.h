@@ -144,7 +144,7 @@ class RawPsWorker {
   std::string Pull(const std::vector<uint32_t>& shards, bool begins_step = true) {
     return AwaitPull(RequestPull(shards, begins_step), shards);
   }
-  // The value of one shard, whatever was pulled before.
+  // The value of one shard, independent of earlier pulls.
   Floats Value(uint32_t shard, bool begins_step = false) {
     versions.erase(shard);
     return Values<float>(Pull({shard}, begins_step));

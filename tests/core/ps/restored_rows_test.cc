@@ -81,7 +81,7 @@ TEST_CASE("image and log") {
 }
 
 // The server had applied a push, whose answer was lost with it. Its rows are in the log, so that
-// only what else it had is applied when it is sent again.
+// only its other updates are applied when it is sent again.
 TEST_CASE("push that is sent again") {
   const ps::ServerOptions options = AsyncJob(2);
   const Scratch file;

@@ -2,7 +2,7 @@
 //
 // Input: up to four peers of an acceptor that send HELLOs and PROOFs, right ones, of other
 // generations, altered, cut or of any bytes. Only a peer whose bytes were all right is accepted.
-// Then what an acceptor without the key answers a dialling side, which never believes it.
+// Then the answer of an acceptor without the key to a dialling side, which never believes it.
 #include <sys/socket.h>
 
 #include <chrono>
@@ -53,7 +53,7 @@ class Port {
     bool proves = false, accepted = false;
   };
 
-  // Lets the acceptor read what has come.
+  // Lets the acceptor read the arrived bytes.
   void Turn() {
     for (int i = 0; i < 2; ++i) {
       loop_.Wait(Clock::now(), [this](uint64_t tag, uint32_t) { acceptor_->OnReady(tag); });

@@ -54,7 +54,7 @@ class ClientThread {
   std::vector<ServerTraffic> Traffic();
   // Until every push has been answered.
   Status Flush(double timeout_seconds);
-  // Ends what is pending as cancelled.
+  // Ends pending operations as cancelled.
   void Close();
 
  private:

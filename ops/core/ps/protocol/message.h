@@ -466,7 +466,7 @@ struct CommitRequest {
 struct CommitReply {
   static constexpr char kName[] = "COMMIT answer";
   bool open = false;  // other members have not committed the unit yet
-  bool lost = false;  // the server has lost what was pushed: it was started again since
+  bool lost = false;  // the server has lost the push: it was started again since
 
   template <typename Message, typename Visitor>
   static void Fields(Message& m, Visitor& visit) {

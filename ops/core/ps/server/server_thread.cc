@@ -9,7 +9,8 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr std::chrono::seconds kPause{1};  // before what failed for want of memory is tried again
+constexpr std::chrono::seconds kPause{
+    1};  // before operations that failed for want of memory are tried again
 
 // Short, so that it needs no memory.
 Status NoMemory() { return Status(StatusCode::kUnavailable, "out of memory"); }

@@ -144,7 +144,7 @@ class LogSurvey {
   void LeaveOut(const LogWalk& walk, const Status& problem) {
     if (++left_out_ > kMaxNamed) return;
     Report(StrCat("the record at byte ", walk.offset(), " (", NameOf(walk.kind()),
-                  ") is left out, and what it changed is lost: ", problem.message()));
+                  ") is left out, and its changes are lost: ", problem.message()));
   }
 
   // Notes all changes of a push, or none.

@@ -117,7 +117,7 @@ class RedoLog {
         sets;
     // Whether a shard can have such a value; else its description is left out.
     std::function<Status(const std::string& name, DType dtype, uint64_t elements)> fits;
-    // Receives a line for the log about what is left out.
+    // Receives a line for the log about left-out records.
     std::function<void(const std::string& text)> reports;
   };
   // Applies the records of a file. A damaged or impossible one is told and left out, as

@@ -41,8 +41,8 @@ void* Allocate(size_t bytes, size_t alignment) {
 
 }  // namespace
 
-// All forms, also for the other tests of this binary: a sanitizer checks that what one form gave is
-// not freed by another.
+// All forms, also for the other tests of this binary: a sanitizer checks that no form frees memory
+// of another.
 void* operator new(size_t bytes) { return Allocate(bytes, alignof(std::max_align_t)); }
 void* operator new[](size_t bytes) { return Allocate(bytes, alignof(std::max_align_t)); }
 void* operator new(size_t bytes, std::align_val_t alignment) {
@@ -299,8 +299,8 @@ std::optional<std::map<int64_t, float>> CopyOf(Table& table) {
   return copy;
 }
 
-// While a copy is taken, what changes has to be kept for it: without memory the copy fails, and
-// says so.
+// While a copy is taken, changes have to be kept for it: without memory the copy fails, and says
+// so.
 void TestCopies() {
   bool failed = true;
   int lost = 0;

@@ -100,7 +100,8 @@ TEST_CASE("edit") {
                                 Raw(Floats(kWidth * count, 7));
     ExpectRefused(job.Attack(MessageType::kEditRows, Encode(edit), payload));
     ExpectUntouched(job);
-    // Sent again, it is told what the table expects now; its number was not used up.
+    // Sent again, its answer names the sizes that the table expects now; its number was not used
+    // up.
     const RawAnswer again = job.attacker->Try(MessageType::kEditRows, Encode(edit), payload);
     CHECK_STATUS(again.status, StatusCode::kInvalidArgument);
     CHECK_CONTAINS(again.status.message(), "table 't': expected rows of 12 numbers, received 4");

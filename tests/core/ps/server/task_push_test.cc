@@ -1,4 +1,4 @@
-// Pushes that train records of data tasks: each record counts once, whoever dies.
+// Pushes that train records of data tasks: each record counts once, whichever task dies.
 #include <cstdio>
 #include <future>
 

@@ -205,7 +205,8 @@ bool Parameters::Send(StepContents step, const Done& done, bool waits, Status* s
         if (answered != nullptr) answered(status);
       });
   if (step.has_lost) {
-    // Others train these records: nothing of the step is sent, and what it has changed is fetched.
+    // Others train these records: nothing of the step is sent, and the changed values are fetched
+    // again.
     for (const Value& value : step.values) {
       const Memory before = TakePulled(value.parameter);
       // Until the fetch, changes of later steps count from here.
