@@ -3,7 +3,7 @@
 // Any thread may start a collective: it is checked and planned there, and handed to the progress
 // engine, which moves its frames.
 //
-// A communicator belongs to one generation of a job and dies as a whole: after the first failure
+// A communicator belongs to one generation of a job and fails as a whole. After the first failure
 // every collective, pending or later, ends with that status, and the peers are told why.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_COMMUNICATOR_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_COMMUNICATOR_H_

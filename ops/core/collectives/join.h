@@ -16,7 +16,7 @@
 // The last rank to join has begun all collectives, so a rank has caught up when it has begun as
 // many as the largest of the numbers. The join ends on a rank when all ranks have sent their
 // numbers, the rank has caught up, and nothing else is pending. Joins are counted too, and each
-// OPEN contains the number of joins before it: if a peer starts a collective after the join, a rank
+// OPEN contains the number of joins before it. If a peer starts a collective after the join, a rank
 // on which the join has not ended stores the OPEN for later. Each rank sends 8 bytes to every
 // other.
 //

@@ -9,11 +9,11 @@
 namespace tfdist {
 namespace {
 
-// How long a thread polls before it leaves polling to the engine's own thread: without any data, in
-// all, and while another thread has the engine, which may need this processor to continue. Ranks
-// that do the same work come to a collective within a millisecond of each other, and sleeping for
-// that time would cost as much again. A polling thread does not yield the processor: where others
-// compute, it would get it back after milliseconds, later than a thread that sleeps.
+// Limits of a thread's polling, after which the engine's own thread takes over: in total, and while
+// another thread has the engine, which may need this processor. Ranks that do the same work come to
+// a collective within a millisecond of each other, and sleeping for that time would cost as much
+// again. A polling thread does not yield the processor: where others compute, it would get it back
+// after milliseconds, later than a thread that sleeps.
 constexpr auto kMaxPolling = std::chrono::milliseconds(5);
 constexpr auto kEnginePatience = std::chrono::microseconds(20);
 // If no data came in time, a peer computes for longer, or has no processor, and polling takes one
@@ -32,9 +32,9 @@ constexpr int kMaxNested = 4;
 constexpr int kMaxLate = 4;
 // How long an engine that ends keeps trying to deliver its last frames.
 constexpr auto kFarewellTime = std::chrono::seconds(2);
-// How long its thread sleeps where nothing is due: less than the time to the first check of most
-// collectives, because a thread that starts a collective with an earlier check has to wake it. It
-// then also receives data for which an idle rank was not woken.
+// How long its thread sleeps where nothing is due. It is less than the time to the first check of
+// most collectives, because a thread that starts a collective with an earlier check has to wake it.
+// It then also receives data for which an idle rank was not woken.
 constexpr auto kMaxSleep = std::chrono::milliseconds(5000);
 constexpr auto kMaxSleepFailed = std::chrono::milliseconds(100);
 

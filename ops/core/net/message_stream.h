@@ -2,15 +2,15 @@
 // in. Non-blocking.
 //
 // Between processes of one machine and user, which a unix socket connects, payloads may stay in the
-// sender's memory until the peer has copied them (peer_memory.h), and frames may go through memory
-// that both share (shared_channel.h). The accepting side offers both:
+// sender's memory until the peer has copied them (peer_memory.h). Frames may go through memory that
+// both share (shared_channel.h). The accepting side offers both:
 //
 //     accepting side                                  dialling side
 //     WELCOME (its canary) [+ descriptor]    ->       opens the memory, if it can
 //                                            <-       SHARED (joined, reads, its canary)
 //     SHARED (joined, reads)                 ->
 //
-// With shared memory, a side's SHARED is its last frame on the socket: the following ones go
+// With shared memory, a side's SHARED is its last frame on the socket. The following frames go
 // through the memory, and from then on the socket carries single bytes, which wake a side that
 // sleeps. The socket stays to tell of the peer's end.
 //

@@ -1,4 +1,4 @@
-// Decides when the gradients of a unit of work of an elastic job are applied: in two phases, so
+// Decides when the gradients of a unit of work of an elastic job are applied. Two phases ensure
 // that a unit is applied on all servers, once, or has left no trace, whenever its members die.
 // Bookkeeping only: no values, no network.
 //

@@ -10,7 +10,7 @@
 //   pushes:     7: 0-10  7: 10-20     7: 20-30 (refused)     8: 20-30
 //
 // In a synchronous job a push is collected, and applied when its step closes. Its positions are
-// final as soon as it is collected, but saved only once it is applied: a server that is killed
+// final as soon as it is collected, but saved only once it is applied. A server that is killed
 // between has lost the push, and its records are dealt out again.
 //
 // Positions have the names of tasks, which outlive leases: they are in snapshots and in the redo

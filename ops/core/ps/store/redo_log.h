@@ -2,10 +2,10 @@
 // that was killed and is started again applies them once more: no acknowledged gradient or edit is
 // lost.
 //
-// A push that has trained records of data tasks is recorded as a whole: the gradients of rows, the
-// positions in the tasks, and the values of the shards that it has changed. The log has room for
-// the rows that changed; whole values are in a file beside it (value_file.h), and the log tells
-// where.
+// A push that has trained records of data tasks is recorded as a whole. Its record has the
+// gradients of rows, the positions in the tasks, and the values of the shards that it has changed.
+// The log has room for the rows that changed; whole values are in a file beside it (value_file.h),
+// and the log tells where.
 //
 // Records are handed to the operating system, which writes them even if this process is killed, but
 // not if the machine fails. Rows that lookups have created are not in the log: lookups create them

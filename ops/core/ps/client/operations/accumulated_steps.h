@@ -1,5 +1,6 @@
 // The steps that a worker has made since its last push, if it pushes every n_push steps and fetches
-// every n_fetch steps: Downpour SGD (Dean et al., "Large scale distributed deep networks", 2012).
+// every n_fetch steps. This is Downpour SGD (Dean et al., "Large scale distributed deep networks",
+// 2012).
 //
 //     n_push = 2, n_fetch = 4
 //     step    1      2      3      4      5
