@@ -234,7 +234,7 @@ void CollectiveTable::Finish(Collective* collective, const Status& status) {
   const TimePoint now = Clock::now();
   owned->RecordEnd(status, now);
   busy_.End(now);
-  // Ends the waits for data that it did not need, as a root of its peers.
+  // Ends the waits for peers whose data was not needed, as in the root of a broadcast.
   for (const int peer : owned->waits_for) EndWait(*owned, peer, now);
   owned->waits_for.clear();
   if (status.ok()) {

@@ -2,9 +2,9 @@
 //
 // A transfer travels in chunks. A chunk may be sent when two conditions hold. First, everything
 // that earlier transfers of the plan write into its bytes has arrived. Second, the receiver accepts
-// it: it has opened the collective, or all its messages are small. A received chunk whose own
-// operand is not ready yet is early: it is stored, and combined later. Chunks between two ranks
-// keep the order of the plan.
+// it: it has opened the collective, or all data for it is small. A received chunk whose own operand
+// is not ready yet is early: it is stored, and combined later. Chunks between two ranks keep the
+// order of the plan.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_PLAN_EXECUTOR_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_PLAN_EXECUTOR_H_
 

@@ -109,8 +109,8 @@ class Server {
   // Before Start: begins a redo log, as TakeSnapshot does.
   void BeginLog(const std::string& path);
 
-  // Waits for an event that concerns the job's control plane, at most `seconds`. A worker came (a
-  // new process, or a returning one), left or was lost, or there is a line for the log. Returns
+  // Waits for an event that concerns the job's control plane, at most `seconds`. An event is a
+  // worker that came (as a new process or back), left or was lost, or a line for the log. Returns
   // false when the time is over, or the server is closed.
   struct Event {
     enum class Kind { kCame = 1, kLeft = 2, kLost = 3, kLog = 4 };
