@@ -226,12 +226,17 @@ def faults_of_a_page(source: str) -> Iterator[Line]:
 
 FOLDERS = ("benchmarks", "docs", "*_examples", "ops", "strategies", "tests", "tfdist")
 PYTHON_FILES = files("*.py", *(f"{folder}/**/*.py" for folder in FOLDERS))
-SCRIPTS = files("scripts/*", ".ci/*")
+SCRIPTS = files("scripts/*", ".ci/*", "Makefile", "ops/Makefile")
+PAGE_OF_DASHBOARD = files("tfdist/observe/live/page/*.js")
 CPP_FILES = files(*(f"{folder}/**/*.[hc]*" for folder in ("ops", "tests/core", "tests/fuzz")))
 PAGES = files("README.md", "CONTRIBUTING.md", "*/README.md", "docs/**/*.md")
 
 AREAS: dict[str, list[tuple[list[Path], Check]]] = {
-    "python": [(PYTHON_FILES, faults_of_code(PYTHON)), (SCRIPTS, faults_of_code(SHELL))],
+    "python": [
+        (PYTHON_FILES, faults_of_code(PYTHON)),
+        (SCRIPTS, faults_of_code(SHELL)),
+        (PAGE_OF_DASHBOARD, faults_of_code(CPP)),
+    ],
     "cpp": [(CPP_FILES, faults_of_code(CPP))],
     "docs": [(PAGES, faults_of_a_page)],
 }
