@@ -70,7 +70,7 @@ def seconds(text: str) -> float:
     return value
 
 
-def add_job_options(parser: argparse.ArgumentParser, instead_of: str) -> None:
+def add_watch_options(parser: argparse.ArgumentParser, instead_of: str) -> None:
     """Adds the options of a command that looks at a running job.
 
     Args:

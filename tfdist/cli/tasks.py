@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tfdist.cli.arguments import add_job_options
+from tfdist.cli.arguments import add_watch_options
 
 DESCRIPTION = """\
 Shows the data tasks of a running job: how many are done, which are pending, with which worker and
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="the control address of the task that deals them out (default: from TF_CONFIG)",
     )
-    add_job_options(parser, "--address")
+    add_watch_options(parser, "--address")
 
 
 def run(chosen: argparse.Namespace) -> int:

@@ -1,4 +1,7 @@
-"""How a newcomer gets into an elastic job that runs."""
+"""How a newcomer gets into an elastic job that runs.
+
+It receives the values that the members train later, when the members let it in: `job.py`.
+"""
 
 from __future__ import annotations
 

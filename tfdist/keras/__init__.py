@@ -9,7 +9,9 @@
 | `workers.py` | what both ask about strategies and variables |
 | `models.py` | what models of Keras 3 and of tf_keras consist of |
 | `callback.py` | the base class of tfdist's callbacks |
-| `training_state.py`, `own_state.py`, `exchange.py`, `state_file.py` | its state, in files |
+| `training_state.py`, `own_state.py`, `exchange.py` | the state of a training, of all workers |
+| `state_file.py` | writes it into backups and checkpoints; `session/positions.py` knows it |
+| `callback_state.py`, `random_state.py` | the states of callbacks and of random generators |
 | `backups.py`, `tf_keras_backups.py` | the newest backup, and the one before it |
 | `rank_zero.py`, `noted_saves.py` | what rank 0 does alone, and its successor again |
 | `log_file.py`, `event_files.py` | the files of `CSVLogger` and `TensorBoard` |
@@ -19,7 +21,11 @@
 | `after_import.py` | what is to be done when a package is imported |
 | `scalar_losses.py` | losses that return one number for a batch |
 | `drawing.py` | how often the data of a model has drawn orders |
-| `elastic_steps.py`, `elastic_state.py` | steps of an elastic job, and what a newcomer receives |
+| `elastic_steps.py`, `elastic_local_steps.py` | steps of an elastic job |
+| `elastic_state.py`, `elastic_records.py` | the state that a newcomer receives; ended calls |
+| `substitute_rows/` | a replica without rows computes on a substitute row |
+| `embeddings.py`, `prefetching.py` | tables of `tfdist.embedding`, which hooks need |
+| `variables_of_others.py` | variables that are trained in another scope than their own |
 
 Nothing is changed by an import. Making one of our strategies installs what strategies need;
 `tfdist.init()` and `tfdist.DistributedOptimizer` install less, since Keras needs less there.

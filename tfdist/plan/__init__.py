@@ -7,5 +7,4 @@
 | `costs.py` | step time, efficiency, and the bandwidth that a target needs, from those |
 | `measure.py`, `alone.py` | the parent and the child of `--model`: times steps of a script |
 | `report.py`, `chart.py` | the tables, the JSON and the picture |
-| `command.py` | the command line |
 """

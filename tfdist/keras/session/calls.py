@@ -94,7 +94,7 @@ def steps_of(data: Any, steps: contextlib.AbstractContextManager[Any]) -> Any:
     """
     session = newest()
     for one in reversed(session.participants if session is not None else ()):
-        steps = one.end_steps(steps, data)
+        steps = one.around_steps(steps, data)
     return steps
 
 

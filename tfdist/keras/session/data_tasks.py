@@ -37,7 +37,7 @@ class DataTasks(Participant[Session]):
         commit = _Commit(self._feed, self.session.model, _STEPS[self.session.kind])
         self.session.add_callback(commit, first=True)
 
-    def end_steps(
+    def around_steps(
         self, steps: contextlib.AbstractContextManager[Any], data: Any
     ) -> contextlib.AbstractContextManager[Any]:
         """An epoch of data tasks has as many batches as its worker has taken.

@@ -48,7 +48,7 @@ class ElasticPart(Participant[Session]):
         if isinstance(session, FitSession) and positions is not None and session.data is not None:
             ElasticFit(self._job, positions).begin()
 
-    def end_steps(
+    def around_steps(
         self, steps: contextlib.AbstractContextManager[Any], data: Any
     ) -> contextlib.AbstractContextManager[Any]:
         """No member continues before all have done all steps of an epoch."""

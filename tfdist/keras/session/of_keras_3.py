@@ -165,7 +165,7 @@ def begin_at_batch(original, self):
 
 
 @hooks(TFEpochIterator, "catch_stop_iteration")
-def end_steps(original, self):
+def around_steps(original, self):
     """Participants are told of the end of the steps of an epoch, or of an evaluation."""
     return calls.steps_of(self, original(self))
 

@@ -22,9 +22,9 @@ class Participant(Generic[_S]):
         |   begin_fit                                       *
         |   |   begin_epoch
         |   |       callbacks: on_epoch_begin
+        |   |   around_steps  (a context: all steps of the epoch)  *
         |   |   |       callbacks: on_train_batch_begin, a step, on_train_batch_end
         |   |   |   after_step
-        |   |   end_steps  (around the steps)               *
         |   |   results  (around Keras's own)
         |   |   |       callbacks: on_test_batch_begin, a step of a validation, on_test_batch_end
         |   |   |   after_validation_step
@@ -36,7 +36,7 @@ class Participant(Generic[_S]):
         end_call                                            *
         lost, if a collective has lacked another worker     *
 
-    `evaluate` and `predict` have `begin_call`, `open_data`, `end_steps`, `end_call` and `lost`.
+    `evaluate` and `predict` have `begin_call`, `open_data`, `around_steps`, `end_call` and `lost`.
 
     Args:
       session: the call.
@@ -70,7 +70,7 @@ class Participant(Generic[_S]):
     def after_step(self, logs: Any) -> None:
         """Ends a step of training, after its callbacks."""
 
-    def end_steps(
+    def around_steps(
         self, steps: contextlib.AbstractContextManager[Any], data: Any
     ) -> contextlib.AbstractContextManager[Any]:
         """Returns a context manager around the steps of an epoch, of `evaluate` or of `predict`.

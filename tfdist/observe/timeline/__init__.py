@@ -7,5 +7,4 @@
 | `alignment.py` | the clocks of the parts |
 | `slices.py` | events as slices of a trace, and the phases of steps |
 | `merge.py` | the parts as one file in Chrome's format |
-| `command.py` | `tfdist timeline` |
 """
