@@ -30,7 +30,7 @@ FOLDERS = {"tfdist": "tfdist", "tfdist.strategies": "strategies", "tfdist.ops": 
 
 
 def packages_in(package: str, folder: Path) -> list[str]:
-    """Names `package` and the packages below its folder, not counting those behind symlinks."""
+    """Names `package` and the packages below its folder, not counting packages behind symlinks."""
     found = [package]
     for entry in sorted(folder.iterdir()):
         if not entry.is_symlink() and (entry / "__init__.py").is_file():
@@ -168,7 +168,7 @@ setup(
         "prometheus_client>=0.20",
     ],
     extras_require={
-        # Pinned: what it misses in current TensorFlow is supplied for this release alone. It names
+        # Pinned: its gaps with current TensorFlow are filled for this release alone. It names
         # no TensorFlow itself.
         "estimator": ["tensorflow-estimator==2.15.0", "tf_keras"],
         # Tables of embeddings to and from Parquet files.

@@ -1,4 +1,4 @@
-"""What data workers save: an epoch of two training workers whose pipeline has an expensive map.
+"""The gain from data workers: an epoch of two training workers with an expensive map.
 
     python benchmarks/data_service.py [--rows 2048] [--rounds 3] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Elastic training: what a killed, a leaving and a joining worker cost, and what elasticity costs.
+"""Elastic training: the cost of a killed, a leaving and a joining worker, and of elasticity itself.
 
     python benchmarks/elastic.py [--parts recovery,restart,torchrun,steady,table,network]
                                  [--kills 20] [--leaves 5] [--restarts 3] [--workers 4]
@@ -18,10 +18,10 @@ examples a worker.
     join      the worker is started again: seconds from "ready", when it has traced and announces
               itself, to the end of its first step
 
-All losses are verified: they are equal on all workers, no step is left out, and the first ones are
-those of one process of plain Keras. Beside it, the same kill in jobs that restart all workers from
-a checkpoint of every tenth step: seconds until all workers have completed a step that nobody had
-completed before.
+All losses are verified: they are equal on all workers, no step is left out, and the first ones
+equal the losses of one process of plain Keras. Beside it, the same kill in jobs that restart all
+workers from a checkpoint of every tenth step: seconds until all workers have completed a step that
+no worker had completed before.
 
     restart   `tfdist run --workers 4 --restarts N` with `keras.callbacks.BackupAndRestore`
     torchrun  `torchrun --nnodes 1 --nproc-per-node 4 --max-restarts N`, PyTorch's
@@ -299,7 +299,9 @@ def restart(job: LaunchedJob, victim: int) -> dict[str, Any]:
     again = [[s for s in steps_of(inbox, w, began) if s.process not in before] for w in workers]
     first = {steps[0].step for steps in again}
     if len(first) != 1 or not 1 < max(first) <= done + 1:
-        raise AssertionError(f"expected to go on after a checkpoint before {done + 1}, not {first}")
+        raise AssertionError(
+            f"expected to continue after a checkpoint before {done + 1}, not {first}"
+        )
     ended = max(next(step.at for step in steps if step.step > done) for steps in again)
     return {"rank": victim, "seconds": ended - began, "repeated": done + 1 - max(first)}
 
@@ -447,6 +449,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # For the processes, which are forked from one that has imported TensorFlow.
+    # For the processes, which are forked from a process that has imported TensorFlow.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     app.run(main)

@@ -1,14 +1,14 @@
-"""What the record of an ended `fit` costs a worker of an elastic job: time and bytes.
+"""The cost of the record of an ended `fit` for a worker of an elastic job: time and bytes.
 
     python benchmarks/elastic_records.py [--megabytes 100] [--records 5] [--epoch 30]
 
-The variables are those of a model of so many megabytes with Adam: weights and two moments, three
-times as many bytes. Timed is a record of them: in memory, in the file that takes what exceeds
-`TFDIST_ELASTIC_RECORDS`, both after all values have changed, and after none has; and reading one
-as a newcomer does, from a process of the same machine, in messages of a megabyte.
+The variables are of a model of so many megabytes with Adam: weights and two moments, three times as
+many bytes. Timed is a record of them: in memory, and in the file for bytes beyond
+`TFDIST_ELASTIC_RECORDS`, both after all values have changed, and after none has. Timed is also the
+reading of one as by a newcomer, from a process of the same machine, in messages of a megabyte.
 
-Verified first: what a newcomer reads is equal bit for bit. The share is that of an epoch of
-`--epoch` seconds.
+Verified first: a newcomer's values are equal bit for bit. The share is of an epoch of `--epoch`
+seconds.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _record(records: CallRecords, variables: list[tf.Variable]) -> Record:
 
 
 def _read(server: RecordServer, records: CallRecords, digest: str) -> None:
-    """Reads a part as a newcomer does, but for the network."""
+    """Reads a part as a newcomer does, except for the network."""
     parts, received = [], 0
     while True:
         request = messages.ElasticRecordRequest("", "", 0, digest, received, 0.0)

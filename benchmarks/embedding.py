@@ -3,8 +3,8 @@
     python benchmarks/embedding.py [--rows 1000000] [--width 64] [--ids 4096] [--features 26]
                                    [--batch 1024] [--rounds 10] [--steps 50] [--json FILE]
 
-Jobs of two workers and one parameter server train the same tables with Adagrad: tfdist's, and
-those of a stock `tf.distribute.ParameterServerStrategy`, whose `ClusterCoordinator` is one more
+Jobs of two workers and one parameter server train the same tables with Adagrad: tfdist's, and the
+tables of a stock `tf.distribute.ParameterServerStrategy`, whose `ClusterCoordinator` is one more
 process. A step looks rows up, uses a fraction of each as its gradient and applies it. Workers do
 not wait for each other. The stock job looks up with `tf.nn.embedding_lookup` and applies
 
@@ -19,9 +19,9 @@ not wait for each other. The stock job looks up with `tf.nn.embedding_lookup` an
     steps/s   of all workers of a job together, until the server has applied the last step
     ids/s     looked up and updated in these steps
 
-The last table has the bytes of rows and gradients in a step of tfdist's: those of a row and a
-gradient for each id, and those sent, including the gradients' ids. Equal ids of a step share one
-row and one gradient.
+The last table has the bytes of rows and gradients in a step of tfdist's: the bytes of a row and a
+gradient for each id, and the bytes sent, including the gradients' ids. Equal ids of a step share
+one row and one gradient.
 
 Results are verified before the timing. Implementations are timed in turn, round by round; the
 tables show medians over the rounds.
@@ -195,6 +195,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # For the processes, which are forked from one that has imported TensorFlow.
+    # For the processes, which are forked from a process that has imported TensorFlow.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     app.run(main)

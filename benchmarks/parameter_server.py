@@ -4,8 +4,8 @@
                                           [--steps 10] [--json FILE]
 
 Two jobs of two workers and one parameter server train the same dense float32 variables with SGD:
-tfdist's, and that of a stock `tf.distribute.ParameterServerStrategy`, whose `ClusterCoordinator` is
-one more process. A step reads all variables and uses a fraction of each as its gradient, so that
+tfdist's, and the job of a stock `tf.distribute.ParameterServerStrategy`, whose `ClusterCoordinator`
+is one more process. A step reads all variables and uses a fraction of each as its gradient, so that
 the exchange dominates. Workers do not wait for each other.
 
     steps/s      of all workers of a job together, until the server has applied the last step
@@ -13,9 +13,9 @@ the exchange dominates. Workers do not wait for each other.
     ms per push  of gradients of all variables, one worker alone, until the server has applied them
 
 The second table compares pulls of all variables, and of as many with a twenty-fifth of the size,
-with a bare socket: a request of 64 bytes to a process that sends the same number of bytes back,
-over loopback TCP, into existing memory. A push precedes each pull, because tfdist sends only
-changes. Here clock ops measure the pull's op in its tf.function, without the call of the function.
+with a bare socket. That is a request of 64 bytes to a process that sends the same number of bytes
+back, over loopback TCP, into existing memory. A push precedes each pull, because tfdist sends only
+changes. Here clock ops measure the pull's op in its tf.function, without the function's call.
 
 Results are verified before the timing. Implementations are timed in turn, round by round; the
 tables show medians over the rounds.
@@ -200,6 +200,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # For the processes, which are forked from one that has imported TensorFlow.
+    # For the processes, which are forked from a process that has imported TensorFlow.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     app.run(main)

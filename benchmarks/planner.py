@@ -8,8 +8,8 @@ The hosts' links are limited to each of the speeds (baselines/namespaces.py). Tr
 network like VGG-16, of a part of its width (`--scale`), compute by waiting
 (baselines/training_steps.py), for times that are multiples of the ring's time on the link. The
 kinds of steps are measured in turn, without an exchange ("alone"), with one after the computing,
-and with one beside back-propagation; sums are verified in every step. A step's time is that of the
-slowest rank; medians over the rounds are compared.
+and with one beside back-propagation; sums are verified in every step. A step's time is the slowest
+rank's; medians over the rounds are compared.
 
 The planner is given what a user has: the number of parameters, the measured step alone, the link,
 and when buckets of gradients are complete, as `tfdist plan --model` measures it. "link" is the
@@ -51,7 +51,7 @@ STREAMS = 3
 
 
 def profile_of(layers: list[Layer]) -> list[costs.GradientBucket]:
-    """When each bucket of gradients is complete: what `tfdist plan --model` measures."""
+    """When each bucket of gradients is complete, as `tfdist plan --model` measures it."""
     total = sum(layer.multiplications for layer in layers)
     gradients, done = [], 0
     for layer in reversed(layers):
@@ -146,6 +146,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # For the processes, which are forked from one that has imported TensorFlow.
+    # For the processes, which are forked from a process that has imported TensorFlow.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     app.run(main)

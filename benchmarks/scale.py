@@ -64,7 +64,7 @@ def timed(held: list[processes.Remote], *what: Any) -> tuple[list[Any], float]:
 
 
 def control_plane() -> dict[str, Any]:
-    """Measures the meetings of `--ranks` ranks."""
+    """Measures the rendezvous of `--ranks` ranks."""
     size = RANKS.value
     job = [f"127.0.0.1:{port}" for port in free_ports(size)], secrets.token_bytes(16)
     ranges = [(0, 1), *parts(1, size)]

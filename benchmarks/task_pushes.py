@@ -1,4 +1,4 @@
-"""What it costs that the pushes of steps commit records of data tasks.
+"""The cost of commits of data tasks' records by the pushes of steps.
 
     python benchmarks/task_pushes.py [--megabytes 0.1,1,10] [--rounds 15] [--steps 20] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Data tasks: what dealing them out costs a step, and how many requests the master answers.
+"""Data tasks: their cost in a step, and how many requests the master answers.
 
     python benchmarks/tasks.py [--rounds 15] [--workers 16] [--tasks 4000] [--json FILE]
 
@@ -135,6 +135,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # For the processes, which are forked from one that has imported TensorFlow.
+    # For the processes, which are forked from a process that has imported TensorFlow.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     app.run(main)

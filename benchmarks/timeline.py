@@ -1,4 +1,4 @@
-"""What recording a timeline adds to a step of `fit`.
+"""The time that recording a timeline adds to a step of `fit`.
 
     python benchmarks/timeline.py [--rounds 15] [--steps 30] [--batch 64] [--scale 1] [--json FILE]
 
@@ -176,6 +176,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # For the processes, which are forked from one that has imported TensorFlow.
+    # For the processes, which are forked from a process that has imported TensorFlow.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     app.run(main)

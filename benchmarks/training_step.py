@@ -11,10 +11,10 @@ small convolutional one, with SGD and the same batch for each worker:
                 does not work there
 
 Every worker has its own processor if the machine has enough. The overhead is the step time of two
-workers minus that of one. All workers train on the same examples, so two workers reach the weights
-of one, which is verified before the timing. Implementations are timed in turn, round by round. A
-round is a `fit` and counts as the median of its steps, of the slower worker; the table shows
-medians over the rounds.
+workers minus the step time of one. All workers train on the same examples, so two workers reach the
+weights of one, which is verified before the timing. Implementations are timed in turn, round by
+round. A round is a `fit` and counts as the median of its steps, of the slower worker; the table
+shows medians over the rounds.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def draw(file: Path, rows: list[dict[str, Any]]) -> None:
         }
         for row in rows
     }
-    title = "What a second worker adds to a training step with fit"
+    title = "Time that a second worker adds to a training step with fit"
     charts.bars(file, title, "milliseconds (median)", groups)
 
 
@@ -139,6 +139,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # For the processes, which are forked from one that has imported TensorFlow.
+    # For the processes, which are forked from a process that has imported TensorFlow.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     app.run(main)

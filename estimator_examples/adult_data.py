@@ -87,7 +87,7 @@ def find(file: Path | None) -> Path:
 
 
 def load(file: Path) -> tuple[AdultRows, AdultRows]:
-    """Reads the rows for training and those for the test, split as by the authors.
+    """Reads the rows for training and for the test, split as by the authors.
 
     Raises:
       ValueError: the file is malformed.

@@ -1,6 +1,6 @@
 """Arguments, batches and printing of several examples.
 
-What the Keras examples also need, such as Fashion-MNIST, is imported from their folder.
+Modules that the Keras examples also need, as for Fashion-MNIST, are imported from their folder.
 """
 
 from __future__ import annotations

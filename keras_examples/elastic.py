@@ -3,14 +3,15 @@
     tfdist run --workers 1:3:3 keras_examples/elastic.py --output /tmp/elastic --kill 20 45
 
 trains on Fashion-MNIST with three workers. After 20 and 45 steps the worker that is rank 0 then is
-killed. The others go on, one of them as rank 0, and the launcher starts the killed one again:
+killed. The others continue, one of them as rank 0, and the launcher starts the killed one again:
 
     tfdist run: worker 0 failed: killed by SIGKILL; starting it again in 1 s (restarts left: 9)
     ...
     [worker 2] after 100 steps the weights' sum is ...
 
-Without --kill, and in one process, it prints the same sum. The script is that of any multi-worker
-job: callbacks are given to all workers, and rank 0, whichever worker that is, writes the files.
+Without --kill, and in one process, it prints the same sum. The script is the same as any
+multi-worker job's: all workers get the callbacks, and rank 0, whichever worker that is, writes the
+files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A script of several stages loses a worker in two of them; its results are those of one process.
+"""A script of several stages loses a worker in two of them; its results equal one process's.
 
     tfdist run --workers 1:3:3 keras_examples/elastic_script.py --output /tmp/stages --kill 10 12
 
@@ -70,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    # Sums of several workers then differ from those of one process in the 16th digit only, and no
+    # Sums of several workers then differ from one process's in the 16th digit only, and no
     # image is labelled in the one case and not in the other.
     keras.backend.set_floatx("float64")
     keras.utils.set_random_seed(7)

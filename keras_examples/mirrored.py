@@ -44,7 +44,7 @@ def build_model() -> keras.Model:
     """Two convolutions that halve the image, each normalized over the batch: 21,000 weights.
 
     Every replica normalizes with the statistics of its own part of a batch, as without a strategy;
-    `BatchNormalization(synchronized=True)` would use those of the whole batch.
+    `BatchNormalization(synchronized=True)` would use the statistics of the whole batch.
     """
     layers = keras.layers
     return keras.Sequential(

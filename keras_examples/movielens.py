@@ -159,7 +159,7 @@ def batches(features: dict, liked: np.ndarray, size: int, training: bool) -> tf.
 
 
 def read(arguments: argparse.Namespace, announce: bool) -> tuple[Ratings, Ratings]:
-    """The ratings for training and those for the test."""
+    """The ratings for training and for the test."""
     folder = movielens_data.find(arguments.data)
     ratings = movielens_data.load(folder)
     if announce:

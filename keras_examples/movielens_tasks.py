@@ -12,7 +12,8 @@ prints (on two cores, in about half a minute):
 
 No worker knows which lines it will get: each takes a thousand when it needs them, and says which
 it has trained. Kill one while it runs (`kill -9`): the launcher starts it again, the other one
-trains what it had, and it goes on with what is left of the job, not with the first epoch. Meanwhile
+trains what it had, and it continues with the rest of the job, not with the first epoch.
+Meanwhile
 
     tfdist tasks --job FILE             # the launcher tells the file
 

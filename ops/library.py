@@ -93,7 +93,7 @@ def c_structure(name: str) -> Callable[[Structure], Structure]:
 def check_structures(
     library: ctypes.CDLL, structures: Mapping[str, type[ctypes.Structure]], name: str
 ) -> None:
-    """Compares the sizes of ctypes structures with those of the library's C++ structures.
+    """Compares the sizes of ctypes structures with the sizes of the library's C++ structures.
 
     Args:
       library: the loaded library.
@@ -136,7 +136,7 @@ def c_api() -> ctypes.CDLL:
 
 
 class CFunctions:
-    """C functions with a common prefix. Those that can fail raise a TensorFlow error.
+    """C functions with a common prefix. A function that can fail raises a TensorFlow error.
 
     Args:
       prefix: such as "tfdist_communicator_".

@@ -58,7 +58,7 @@ apt_install() {
   $get update >&2 && $get install --no-install-recommends "$@" >&2
 }
 
-# find_python: prints the first usable Python; one that can make environments comes first.
+# find_python: prints the first usable Python; a Python that can make environments comes first.
 find_python() {
   local modules name
   for modules in "venv, ensurepip" "sys"; do
@@ -174,7 +174,7 @@ want_fuzzers() {
 }
 FUZZ_CXX="${FUZZ_CXX:-clang++-19}"
 
-# fuzz SECONDS: builds all fuzz targets, and lets each run for so long, from its kept corpus. What is new goes to a folder
+# fuzz SECONDS: builds all fuzz targets, and lets each run for so long, from its kept corpus. New inputs go to a folder
 # that is printed; a finding is kept there, and is a failure. The targets share the processors.
 fuzz() {
   local seconds="$1" found name targets status=0

@@ -68,7 +68,7 @@ class CommunicationOptions(collective_util.Options):
         return cls().merge(options)
 
     def merge(self, options: collective_util.Options | None) -> CommunicationOptions:
-        """Returns these options, overridden by those of `options` that are not the default."""
+        """Returns these options, overridden by values of `options` that are not the default."""
         merged = super().merge(options)
         compression = getattr(options, "compression", None)
         if compression is not None:

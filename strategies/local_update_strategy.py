@@ -39,7 +39,7 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
 
     Every worker computes gradients on its share of each batch and applies them to its own copy of
     the model. After `sync_every` steps, and at the end of each epoch of `fit`, the workers combine
-    their variables by a rule, and go on from the same ones.
+    their variables by a rule, and continue from the same ones.
 
     For `fit` of Keras 3 and tf_keras, and custom loops with their optimizers. Every worker has one
     device. With `rules.EASGD(alpha, asynchronous=True)` each worker ends its rounds by itself, and
@@ -50,17 +50,17 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
       rule: how the workers combine, of `tfdist.rules`; `None` means `ModelAveraging()`.
       warmup_steps: after each of the first `warmup_steps` steps the workers average their
         variables, with any rule.
-      slots: what becomes of the optimizer's own variables, such as momentum, at a synchronization:
-        each worker's stay ("keep"), they become the workers' mean ("average"), or they become what
-        they were at first ("reset").
+      slots: the treatment of the optimizer's own variables, such as momentum, at a synchronization:
+        each worker's stay ("keep"), they become the workers' mean ("average"), or they return to
+        their first values ("reset").
       compression: of the pseudo-gradients, the anchor minus what a worker gives to the mean: a name
         or a method of `tfdist.compression`; `None` sends them as they are.
       min_contributors: the least number of workers that train on. With less than all, the job is
-        elastic: one that dies costs its steps since the last synchronization, and the others go on
-        without it. `None` means all, or the minimum of a job that is elastic anyway
+        elastic: a worker that dies costs its steps since the last synchronization, and the others
+        continue without it. `None` means all, or the minimum of a job that is elastic anyway
         (`TFDIST_ELASTIC`). For rules after whose synchronization all workers are equal, without
         compression, in `fit` of Keras 3.
-      cluster_resolver: as of `MultiWorkerMirroredStrategy`.
+      cluster_resolver: as in `MultiWorkerMirroredStrategy`.
       communication_options: a `tfdist.CommunicationOptions`; `timeout_seconds` bounds the wait for
         the slowest worker.
 
@@ -142,7 +142,7 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         self.extended.local_updates.synchronize()
 
     def training_state(self, variables: Sequence[tf.Variable]) -> LocalState:
-        """What a `tf.train.Checkpoint` of a custom loop needs besides the model and the optimizer.
+        """The state that a custom loop's `tf.train.Checkpoint` needs besides model and optimizer.
 
         It holds all workers' copies of the variables and of the optimizer's, anchors, the outer
         optimizer's variables, dual variables, residuals of error feedback, and the step within the
@@ -173,7 +173,7 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         return LocalState(lambda: local.saved(kept), restore)
 
     def residuals(self) -> dict[str, float]:
-        """What the rule measured at the last synchronization, by name; `ADMM` has residuals."""
+        """The rule's measurements at the last synchronization, by name; `ADMM` has residuals."""
         return self.extended.local_updates.residuals()
 
 
@@ -202,7 +202,7 @@ def _check_arguments(sync_every: int, rule: Rule | None, warmup_steps: int, slot
         check("warmup_steps", warmup_steps, "0 with an asynchronous rule", warmup_steps == 0)
     if isinstance(rule, StreamingDiLoCo):
         rule.check_round(sync_every)
-        # A step has no end of a round, in which all variables are those of one time.
+        # A step has no end of a round, in which all variables are of the same time.
         check("slots", slots, "'keep' with StreamingDiLoCo", slots == "keep")
         check("warmup_steps", warmup_steps, "0 with StreamingDiLoCo", warmup_steps == 0)
 
@@ -244,7 +244,7 @@ def _check_cluster(cluster: Cluster, rule: Rule) -> None:
 
 
 def _limits(cluster: Cluster, min_contributors: int | None) -> Elastic | None:
-    """The limits of a job that goes on with fewer workers; `None` leaves them to the settings."""
+    """The limits of a job that continues with fewer workers; `None` leaves them to the settings."""
     if min_contributors is None:
         return None
     of_job = process.current.settings.elastic
@@ -276,7 +276,7 @@ def _limits(cluster: Cluster, min_contributors: int | None) -> Elastic | None:
 
 
 def _check_elastic(rule: Rule, compression: Compression | None) -> None:
-    what = "in a job that goes on with fewer workers (min_contributors, TFDIST_ELASTIC)"
+    what = "in a job that continues with fewer workers (min_contributors, TFDIST_ELASTIC)"
     if rule.asynchronous or rule.diverges or isinstance(rule, StreamingDiLoCo):
         raise ValueError(
             "LocalUpdateStrategy: expected a rule after whose synchronization all workers are "
@@ -285,6 +285,6 @@ def _check_elastic(rule: Rule, compression: Compression | None) -> None:
         )
     if compression is not None:
         raise ValueError(
-            f"LocalUpdateStrategy: expected compression=None {what}, received {compression}: what "
-            "a lost worker has not sent yet would be lost"
+            f"LocalUpdateStrategy: expected compression=None {what}, received {compression}: the "
+            "unsent gradients of a lost worker would be lost"
         )

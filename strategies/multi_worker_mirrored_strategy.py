@@ -49,7 +49,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         like clip.
       checkpoint_dir: where parameter servers keep snapshots of embedding tables; `None` keeps none.
       checkpoint_every: seconds between such snapshots.
-      durability: as of `tfdist.ParameterServerStrategy`, for these tables.
+      durability: as in `tfdist.ParameterServerStrategy`, for these tables.
       elastic: a `tfdist.Elastic`: workers may die, join and leave during `fit`; `None` reads
         `TFDIST_ELASTIC`. See docs/guides/elastic.md.
 

@@ -70,7 +70,7 @@ class ParameterServerStrategy(StrategyBase):
       checkpoint_every: seconds between snapshots.
       durability: the reaction of servers while changes of rows cannot be logged, for example
         because the disk of `checkpoint_dir` is full: "warn" logs a warning and continues, "refuse"
-        refuses pushes, so that a worker never trains on values that a restart would lose.
+        refuses pushes. Then a worker never trains on values that a restart would lose.
       clip: with "sync", the gradients that an optimizer of Keras 3 with `clipnorm`,
         `global_clipnorm` or `clipvalue` clips: "sum", the sum over all workers, or "replica", each
         worker's gradients before they are summed. For "sum" the workers run the optimizer, and each

@@ -103,13 +103,13 @@ _MODULE_OF = {
     "size_op": "tfdist.job.rank_ops",
     "stop_requested": "tfdist.preemption.training",
 }
-# What `tfdist.ops` calls of the packages above it.
+# The functions of the packages above it that `tfdist.ops` calls.
 _providers.register("default_communicator", "tfdist.job.process", "communicator")
-# What `tfdist.job` and the servers call of a package above them.
+# The functions of a package above them that `tfdist.job` and the servers call.
 _providers.register("serve_metrics", "tfdist.observe.metrics.exporter", "serve")
-# What `tfdist.config` calls of a package above it.
+# The functions of a package above it that `tfdist.config` calls.
 _providers.register("exchange_addresses", "tfdist.job.address_exchange")
-# What `tfdist.data` calls of a package above it.
+# The functions of a package above it that `tfdist.data` calls.
 _providers.register("follow_data_tasks", "tfdist.keras")
 for _name in ("embedding_lookup", "prefetch_rows", "safe_embedding_lookup_sparse"):
     _providers.register(_name, "tfdist.embedding")

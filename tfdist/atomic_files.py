@@ -6,8 +6,9 @@ it:
     model.keras                                         readers see this
     .incomplete-MACHINE-PID-RANDOM-JOB.TERM-model.keras one process writes this
 
-A process that is killed leaves such a file. The next one that replaces `model.keras` removes it: if
-it is of a process of the same machine that lives no more, or has not been written to for an hour.
+A process that is killed leaves such a file. The next process that replaces `model.keras` removes
+it: if it is of a process of the same machine that lives no more, or has not been written to for an
+hour.
 
 **Terms.** Where one process takes over from another, as in an elastic job, each has a *term*. A
 process that was stopped in its term, and continues in a later one, must not replace the file of the
@@ -32,8 +33,8 @@ Two cases remain. Until a process of term 7 has replaced NAME, one of term 6 may
 term 7 that is killed between renaming and removing leaves the other file. NAME is whole in both.
 
 All processes must see each other's changes of the folder at once: on any local file system, and on
-a shared one that does not cache folders (NFS: `lookupcache=none`). Without hard links (FAT, some
-shared file systems) a replacement between renaming and removing is not seen.
+a shared file system that does not cache folders (NFS: `lookupcache=none`). Without hard links (FAT,
+some shared file systems) a replacement between renaming and removing is not seen.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _INCOMPLETE = re.compile(
 )
 # A name may have 255 bytes, and what comes before it here up to 75.
 _MAX_ENDING = 180
-# Seconds without a write, after which nobody writes a file any more.
+# Seconds without a write, after which no process writes a file any more.
 _ABANDONED = 3600.0
 
 
@@ -96,7 +97,7 @@ def replace(
 
     Args:
       path: the file.
-      write: writes the new file, of which it is given the path. Its name ends as that of `path`.
+      write: writes the new file, of which it is given the path. Its name has the ending of `path`.
       needs: the bytes that must be free; without them `write` is not called.
       former: where the file that is replaced is kept.
       term: the term of this process; `None` if no other process may take over.
@@ -107,7 +108,7 @@ def replace(
 
     Raises:
       OSError: the file system refused, because it is full, for instance; names the file.
-      Exception: what `write` raises for another reason.
+      Exception: the exception of `write` for another reason.
     """
     folder, name = os.path.split(path)
     incomplete = _Incomplete(folder, name, term)
@@ -138,7 +139,7 @@ def new_name(path: str) -> str:
 
 
 def remove_abandoned(folder: str) -> None:
-    """Removes all new files in a folder that nobody writes any more."""
+    """Removes all new files in a folder that no process writes any more."""
     _Incomplete(folder, None, None).remove_abandoned()
 
 
@@ -191,7 +192,7 @@ def _is_superseded(path: str, term: Term | None, term_of: Callable[[str], Term |
         return False
     _log.warning(
         "%s is left as it is: it was written in generation %d of this job, after the members had "
-        "gone on without this process, which was in generation %d",
+        "continued without this process, which was in generation %d",
         *(path, found.number if found else 0, term.number),
     )
     return True
@@ -240,11 +241,11 @@ def _sync_folder(folder: str) -> None:
 
 
 class _Incomplete:
-    """The new files of a file to be replaced: this process's, and those that others have left.
+    """The new files of a file to be replaced: this process's, and the files that others have left.
 
     Args:
       folder: the file's.
-      name: the file's; `None` for those of all files.
+      name: the file's; `None` for the new files of all files.
       term: the term of this process.
     """
 
@@ -282,7 +283,7 @@ class _Incomplete:
             _remove(path)
 
     def remove_abandoned(self) -> None:
-        """Removes files that nobody writes any more."""
+        """Removes files that no process writes any more."""
         others = []
         for path, machine, process, _ in self._of_others():
             if machine == _machine() and not _lives(process):

@@ -42,7 +42,7 @@ __all__ = [
 
 
 class ResumeFrom(Callback):
-    """Lets `fit` of Keras 3 go on from a file of `keras.callbacks.ModelCheckpoint`.
+    """Lets `fit` of Keras 3 continue from a file of `keras.callbacks.ModelCheckpoint`.
 
     The model is loaded by the script; this callback restores the rest: the epoch, the next batch of
     the data, the states of random generators and the sums of metrics. Give it to all workers; the

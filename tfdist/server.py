@@ -1,7 +1,7 @@
 """`python -m tfdist.server`: a parameter server or data task that needs no script.
 
 The task is a `ps`, a `data_dispatcher` or a `data_worker` of the cluster in `TF_CONFIG`. It serves
-until the job has ended. Its exit code is that of `tfdist.ps.server.ServerTask.serve` or
+until the job has ended. Its exit code comes from `tfdist.ps.server.ServerTask.serve` or
 `tfdist.data.server.DataTask.serve`.
 """
 

@@ -23,7 +23,7 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
     not need.
 
     Args:
-      cluster: the job, by default the one that `TF_CONFIG` or the launcher describes
+      cluster: the job, by default the job that `TF_CONFIG` or the launcher describes
         (`Cluster.from_environment`).
       checkpoint_dir: the snapshot directory of a `ps` task, by default `TFDIST_CHECKPOINT_DIR`;
         without either it keeps none. It must be the strategy's, which a `ps` task that serves here
@@ -35,7 +35,7 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
     Raises:
       SystemExit: in a `ps` or data task, once it has served.
       tfdist.errors.ClusterConfigError: a bad `TF_CONFIG`; or an elastic job has other tasks than
-        workers. One with `ps` tasks begins with its strategy.
+        workers. A job with `ps` tasks begins with its strategy.
       tfdist.errors.AddressInUseError: the port of this `ps` or data task is taken.
       tfdist.errors.RendezvousTimeoutError: founders of an elastic job were missing at the deadline.
 

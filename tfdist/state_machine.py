@@ -13,7 +13,7 @@ class StateMachine(Generic[S]):
     """The state of one subject.
 
     Args:
-      subject: whose state it is, for messages.
+      subject: the name of the state's owner, for messages.
       transitions: the states that may follow each state.
       state: the first one.
 
@@ -27,10 +27,15 @@ class StateMachine(Generic[S]):
         self._transitions = transitions
 
     def go(self, to: S) -> None:
-        """Changes the state; a transition that the table does not have is a defect."""
-        expected = sorted(state.name for state in self._transitions[self.state])
-        assert to in self._transitions[self.state], (
-            f"{self._subject} that is {self.state.name} expected one of {expected} to follow, "
-            f"received {to.name}"
-        )
+        """Changes the state.
+
+        Raises:
+          RuntimeError: the table does not have this transition, which is a defect of the caller.
+        """
+        if to not in self._transitions[self.state]:
+            expected = sorted(state.name for state in self._transitions[self.state])
+            raise RuntimeError(
+                f"{self._subject} that is {self.state.name} expected one of {expected} to follow, "
+                f"received {to.name}"
+            )
         self.state = to

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node N --max-restarts R ddp_fit.py SOCKET WIDTH CHECKPOINT
 
 runs in a separate environment with PyTorch and without TensorFlow and tfdist. It trains the network
-of elastic_fit.py, saves in the file CHECKPOINT, and goes on from there after a restart.
+of elastic_fit.py, saves in the file CHECKPOINT, and continues from there after a restart.
 """
 
 import os

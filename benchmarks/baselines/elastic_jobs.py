@@ -39,7 +39,7 @@ class ElasticJob:
         self._running: set[int] = set()
 
     def start(self, worker: int) -> None:
-        """Starts a worker; one that was killed or has left starts again."""
+        """Starts a worker, also after it was killed or has left."""
         job = {
             "TF_CONFIG": self._clusters[worker].tf_config(),
             "TFDIST_ELASTIC": f"1:{self.workers}:{self.workers}",
@@ -89,7 +89,7 @@ class LaunchedJob:
       workers: their number.
       command: the launcher's.
       log: the file that receives its output.
-      environment: variables besides those of this process.
+      environment: variables besides this process's.
     """
 
     def __init__(

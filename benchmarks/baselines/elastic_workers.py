@@ -61,7 +61,7 @@ class TableWorker(PairWorker):
         layers, width = keras.layers, self._width
         with strategy.scope():
             keras.utils.set_random_seed(1)
-            # Rows begin as zeros: what they are is how far they went.
+            # Rows begin as zeros: their values are the distance they went.
             self._table = tfdist.layers.Embedding(None, WIDTH, "adagrad", "zeros")
             model = keras.Sequential(
                 [

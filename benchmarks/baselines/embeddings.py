@@ -59,7 +59,7 @@ class Workload:
         return 2 * self.tables * self.ids * self.width * 4
 
     def verify(self, who: str, table: int, steps: int, read: Any) -> None:
-        """Raises unless a table's rows are those after `steps` sequential steps.
+        """Raises unless a table's rows are as after `steps` sequential steps.
 
         Args:
           who: the implementation, for the error message.

@@ -35,7 +35,7 @@ class LocalSteps:
 
         Returns:
           The seconds and the bytes that this rank sent of a step, and a checksum of the weights,
-          which must equal that of the other ranks.
+          which must equal the other ranks' checksums.
         """
         import keras
         import numpy as np

@@ -18,7 +18,8 @@ def run(script: str, workers: int, task: Mapping[str, Any]) -> Any:
     Args:
       script: the path of the program.
       workers: their number.
-      task: what the option --task gets, as JSON, with "result": the file for the result, in JSON.
+      task: the value of the option --task, as JSON, with "result": the file for the result, in
+        JSON.
 
     Raises:
       SystemExit: the job has failed; with the end of its output.

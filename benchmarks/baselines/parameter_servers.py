@@ -46,7 +46,7 @@ class Model:
             np.testing.assert_allclose(variable.numpy(), expected, 1e-6, err_msg=f"{who}, {i}")
 
     def gradients(self, element) -> list:
-        """Those of a push without a step. Of equal ones TensorFlow would send only one."""
+        """The gradients of a push without a step. Of equal ones TensorFlow would send only one."""
         import tensorflow as tf
 
         return [tf.fill([self.length], (i + 1) * element) for i in range(self.count)]

@@ -1,6 +1,6 @@
 """Implementations that are separate programs, which read commands and answer in lines.
 
-`begin` and `end` are those of `Remote`, so that a job may use either.
+`begin` and `end` are the same as in `Remote`, so that a job may use either.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Program:
     Args:
       name: in error messages.
       command: that starts it.
-      environment: variables besides those of this process.
+      environment: variables besides this process's.
     """
 
     def __init__(

@@ -124,7 +124,7 @@ class HashTables(_Store):
         self._before = resident_bytes()
 
     def grown(self) -> int:
-        """Bytes of this process, beyond those at `begin`."""
+        """Bytes of this process, beyond its bytes at `begin`."""
         return resident_bytes() - self._before
 
     def count(self) -> int:

@@ -108,7 +108,7 @@ class Inbox:
                     raise TimeoutError(f"{what}: not within {seconds:g} s; {self.latest}")
 
     def close(self) -> None:
-        """Ends the thread; processes that go on sending fail."""
+        """Ends the thread; processes that continue sending fail."""
         self._closed.close()
         self._thread.join()
         self._end.close()

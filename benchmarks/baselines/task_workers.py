@@ -22,7 +22,7 @@ RECORDS, BATCH = 12_800, 128
 
 
 def cluster_of(port: int, workers: int, rank: int) -> Cluster:
-    """The cluster of simulated workers, of whom only the first has an address that is used."""
+    """The cluster of simulated workers; only the first one's address is used."""
     addresses = tuple(f"127.0.0.1:{port + i}" for i in range(workers))
     return Cluster(workers=addresses, task_index=rank)
 
@@ -53,7 +53,7 @@ class Workers:
     Args:
       port: the master's.
       workers: of the job.
-      ranks: those that are in this process, a thread each.
+      ranks: the ranks in this process, a thread each.
       secret: of the job, or `None`.
     """
 

@@ -90,7 +90,7 @@ def _show_steady(rows: list[dict[str, Any]], goal: float) -> None:
 
 
 def draw(file: Path, figures: dict[str, Any]) -> None:
-    """Draws the seconds until training goes on after a kill."""
+    """Draws the seconds until training continues after a kill."""
     names = {"recovery": "tfdist", "restart": "tfdist run --restarts", "torchrun": "torchrun"}
     seconds = {
         name: [kill["seconds"] for kill in figures[key]["kills"]]

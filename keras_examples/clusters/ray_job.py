@@ -4,7 +4,7 @@
     python keras_examples/clusters/ray_job.py --workers 4 --elastic 2 8 --output /shared/run
 
 Without a cluster (`ray start`, or RAY_ADDRESS) Ray starts one on this machine. The folder of the
-output must be one that all nodes share.
+output must be shared by all nodes.
 """
 
 from __future__ import annotations

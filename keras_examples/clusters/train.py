@@ -3,7 +3,8 @@
     srun python keras_examples/clusters/train.py --output run
     mpirun -np 4 python keras_examples/clusters/train.py --output run
 
-Started again with the same --output, it goes on with the batch after the last one. Its last line is
+Started again with the same --output, it continues with the batch after the last one. Its last line
+is
 
     after 2000 steps the weights' sum is ...
 

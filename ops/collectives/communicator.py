@@ -247,7 +247,7 @@ class Communicator:
           generation: number of this set of processes, the same on every rank.
           addresses: "host:port" of every rank's data port, in rank order.
           timeout: seconds.
-          names: what `waits` calls the ranks, in rank order; `None` means "rank 0" and so on.
+          names: the names of the ranks in `waits`, in rank order; `None` means "rank 0" and so on.
 
         Raises:
           ValueError: the key has another length, or `names` another number of names.
@@ -340,7 +340,7 @@ class Communicator:
         That is the wall time in seconds, since the constructor, during which a collective was
         pending here that the other rank takes part in and had not started. It grows while the
         collective waits. A rank exchanges data with some of the others only, and knows nothing of
-        those that it does not hear from: the sum over all ranks names the late one.
+        ranks that it does not hear from: the sum over all ranks names the late one.
         """
         with self._changes:
             return self._waits()
@@ -357,8 +357,8 @@ class Communicator:
     def take_longest_wait(self, name: str) -> str:
         """Returns in which collective this rank has waited longest for another one.
 
-        Waits shorter than 1 ms do not count, nor do those from before the last call for this rank,
-        nor one that has not ended.
+        Waits shorter than 1 ms do not count, nor do waits from before the last call for this rank,
+        nor a wait that has not ended.
 
         Args:
           name: the other rank's, as `waits` calls it.

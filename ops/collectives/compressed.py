@@ -60,7 +60,7 @@ def top_k(tensors: Sequence[tf.Tensor], kept: Sequence[int]) -> tuple[tf.Tensor,
       kept: for each tensor the number of values; at least 1.
 
     Returns:
-      An int32 vector for `scatter_add_top_k`: the index of each value, then its bits. And the
+      An int32 vector for `scatter_add_top_k`: the index of each value, then its bits. Also the
       tensors with zeros at these indices.
 
     Raises:
@@ -142,7 +142,7 @@ def one_bit_sum(
 def orthonormalize(matrix: tf.Tensor) -> tf.Tensor:
     """Makes the columns of a matrix orthonormal, with the same arithmetic on every machine.
 
-    A column that depends linearly on those before it becomes an arbitrary one.
+    A column that depends linearly on earlier columns becomes an arbitrary one.
 
     Args:
       matrix: float32 `[rows, columns]`, columns <= rows.

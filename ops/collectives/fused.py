@@ -31,8 +31,8 @@ from tfdist.ops.collectives.tuned_buckets import AUTO, reduce_in_tuned_buckets
 # Measured: docs/guides/multi_worker.md, "How gradients travel".
 DEFAULT_BYTES_PER_PACK = 4 << 20
 NO_COMPRESSION = (
-    "expected a size in bytes as bytes_per_pack with a compression, received 'auto': what a "
-    "compression loses depends on the bucket"
+    "expected a size in bytes as bytes_per_pack with a compression, received 'auto': the loss of "
+    "a compression depends on the bucket"
 )
 
 
@@ -74,7 +74,7 @@ def fused_all_reduce(
       tensors: tensors as for `all_reduce`, of mixed dtypes; or `tf.IndexedSlices`, which travel as
         rows unless the dense tensor is smaller. Shapes and dtypes must be the same on every rank,
         except the number of rows of slices. The order in which the variables were created is best.
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       reduce_op: as for `all_reduce`. For `tf.IndexedSlices` "sum" or "mean".
       prescale_factor: as for `all_reduce`; applied before a compressor sees the tensors.
       postscale_factor: as for `all_reduce`.

@@ -24,7 +24,7 @@ def all_gather(
     Args:
       tensors: a tensor or a list of tensors of at least one dimension, numeric, bool or string. The
         first dimension may differ between ranks, the others may not. A list travels as one message.
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       label: the collective's name in error messages.
       timeout: as for `all_reduce`.
 
@@ -67,7 +67,7 @@ def gather(
 
     Args:
       tensors: as for `all_gather`, without strings.
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       root: the rank that gets the result.
       label: the collective's name in error messages.
       timeout: as for `all_reduce`.
@@ -105,7 +105,7 @@ def scatter(
       tensors: a tensor or a list of tensors of at least one dimension, numeric or bool. On ranks
         other than `root` only the dtype and the dimensions after the first matter;
         `tf.zeros([0, ...])` is enough. A list travels as one message.
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       root: the rank whose rows are distributed.
       label: the collective's name in error messages.
       timeout: as for `all_reduce`.
@@ -145,7 +145,7 @@ def reduce_scatter(
 
     Args:
       tensors: as for `all_reduce`, of at least one dimension.
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       reduce_op: as for `all_reduce`.
       prescale_factor: as for `all_reduce`.
       postscale_factor: as for `all_reduce`.
@@ -189,7 +189,7 @@ def all_to_all(
     Args:
       tensors: a tensor or a list of tensors of at least one dimension, numeric or bool. A list
         travels as one message.
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       splits: int64 of shape `[size]`: the number of rows for each rank, in rank order; for a list
         of tensors a list of splits. `None` sends the same number to each rank: then the number of
         ranks must divide the first dimension, which may differ between ranks.

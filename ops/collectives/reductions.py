@@ -52,7 +52,7 @@ def all_reduce(
         int32, int64, uint8 or bool; the same shapes on every rank. Tensors of one dtype travel
         together. Or `tf.IndexedSlices` of the same dtypes but bool, with any number of rows on each
         rank; only the rows travel.
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       reduce_op: "sum", "mean", "min", "max" or "product". Integers wrap; their mean truncates
         toward zero, as `tf.reduce_mean` does. For bools "sum" and "max" mean "or", "min" and
         "product" mean "and", and there is no mean. For `tf.IndexedSlices` "sum" or "mean".
@@ -116,7 +116,7 @@ def reduce(
 
     Args:
       tensors: as for `all_reduce`.
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       root: the rank that gets the result.
       reduce_op: as for `all_reduce`.
       label: the collective's name in error messages.
@@ -159,7 +159,7 @@ def broadcast(
     Args:
       tensors: a tensor or a list of tensors, numeric, bool or string; the same shapes and dtypes on
         every rank. A list travels as one message, plus one for its strings.
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       root: the rank whose values are sent.
       label: the collective's name in error messages.
       timeout: as for `all_reduce`.
@@ -198,7 +198,7 @@ def barrier(
     """Waits until every rank has called it.
 
     Args:
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       label: the collective's name in error messages.
       timeout: as for `all_reduce`.
 
@@ -225,7 +225,7 @@ def join(
     has joined, nor call `all_to_all`: that fails on all ranks.
 
     Args:
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       label: the collective's name in error messages.
       timeout: seconds until all ranks have joined; as for `all_reduce`.
 

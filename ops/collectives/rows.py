@@ -64,8 +64,8 @@ def all_reduce_rows(
     Args:
       slices: rows of float16, bfloat16, float32, float64, int8, int16, int32, int64 or uint8. The
         number of rows may differ between ranks; dtype and shape may not.
-      communicator: the ranks; `None` means those of the job.
-      reduce_op: "sum" or "mean". The mean is over all ranks, including those without the row.
+      communicator: the ranks; `None` means the job's ranks.
+      reduce_op: "sum" or "mean". The mean is over all ranks, including ranks without the row.
       label: the collective's name in error messages.
       timeout: as for `all_reduce`.
 

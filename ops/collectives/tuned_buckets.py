@@ -9,9 +9,9 @@ blocks travel together is an input of the step, so that trying another size need
     4 MB        [  0     1     2     3  ][  4     5 ][   ]
 
 The sums do not depend on the size. A value's place in the list decides in which order the ranks'
-values are added (ops/core/algorithms/stripes.h), and which algorithm adds them: the last tensors,
-of at most 32 KB together, are always a bucket of their own, which small buffers' algorithm reduces;
-all others travel by a ring, however small their bucket is.
+values are added (ops/core/algorithms/stripes.h), and which algorithm adds them. The last tensors,
+of at most 32 KB together, are always a bucket of their own, which small buffers' algorithm reduces.
+All others travel by a ring, however small their bucket is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ AUTO = "auto"
 SIZES = {"1 MB": 1 << 20, "4 MB": 4 << 20, "16 MB": 16 << 20, "64 MB": 64 << 20}
 _INITIAL = "4 MB"
 _BLOCK_BYTES = min(SIZES.values())
-# What selector.cc gives to recursive doubling.
+# The size up to which selector.cc chooses recursive doubling.
 _TAIL_BYTES = 32 << 10
 
 _FUNCTIONS = library.CFunctions(
@@ -243,7 +243,7 @@ def _distinct(
 def _joined(
     begins: Sequence[int], sizes: Sequence[tuple[tf.DType, int]], limit: float
 ) -> list[SizedBucket]:
-    """Joins blocks of one dtype to buckets of at least `limit` bytes; returns that of each."""
+    """Joins blocks of one dtype to buckets of at least `limit` bytes; returns one per block."""
     groups: list[list[int]] = []
     filled = math.inf
     for at, (dtype, bytes_) in enumerate(sizes):

@@ -10,7 +10,8 @@
 
 namespace tfdist {
 
-// kBytes for a type that can be moved but not reduced; an error for one that is not plain memory.
+// kBytes for a type that can be moved but not reduced; an error for a type that is not plain
+// memory.
 absl::Status ToCore(tensorflow::DataType type, DType* dtype);
 
 // Reads the attributes `T` and `reduce_op` of an op that reduces.

@@ -1,6 +1,6 @@
 // Reuses the memory of large outputs of collectives.
 //
-// malloc maps a block of 32 MB or more for each allocation and unmaps it when it is freed, so every
+// malloc maps a block of 32 MB or more for each allocation and unmaps it when it is freed. So every
 // page of such an output is zeroed and mapped again, which takes longer than the all-reduce. The
 // pool caches freed blocks up to a limit, and lets the kernel reclaim their pages under memory
 // pressure.

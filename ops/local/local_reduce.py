@@ -26,7 +26,7 @@ def local_reduce(replicas: Sequence[Sequence], reduce_op: str = "sum") -> list[t
         does.
 
     Returns:
-      A list like that of one replica: tensor i is the sum or mean of the replicas' tensors i.
+      A list like one replica's: tensor i is the sum or mean of the replicas' tensors i.
 
     Raises:
       TypeError: a dtype cannot be reduced, or differs from replica 0's.

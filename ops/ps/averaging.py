@@ -36,7 +36,7 @@ class Averaging:
           alpha: above 0 and at most 1.
 
         Returns:
-          What has been added to each parameter; the worker subtracts it from its value.
+          The sums added to each parameter; the worker subtracts them from its values.
 
         Raises:
           tf.errors.InvalidArgumentError: `alpha` or a shape is wrong.

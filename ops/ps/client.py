@@ -29,7 +29,7 @@ class ParameterClientStats:
       bytes_pulled: bytes of values received.
       bytes_pushed: bytes of gradients and deltas sent.
       pull_seconds: time from requests to their last byte; it includes waiting for slower workers.
-      push_seconds: time from pushes to their answers, while the worker went on.
+      push_seconds: time from pushes to their answers, while the worker continued.
       reconnections: broken connections that were made again.
       lookups: requests for rows of tables; a request to all servers counts once.
       lookup_ids: ids that were looked up.
@@ -74,7 +74,7 @@ class ParameterClient:
     Args:
       worker: this worker's rank.
       workers: the number of workers in the job.
-      process: a random number that tells this process from one that has died.
+      process: a random number that tells this process from a process that has died.
       servers: the number of parameter servers.
       timeout: seconds for a connected server to answer.
       peer_memory: whether this process and servers on the same machine read large values out of
@@ -154,7 +154,7 @@ class ParameterClient:
         CLIENT.leave(self.handle, timeout)
 
     def waits(self) -> dict[str, float]:
-        """Returns the seconds during which pulls were pending, by whom it waited for.
+        """Returns the seconds during which pulls were pending, by the name of the server.
 
         A pull that begins a step waits for the servers' schedule: with `sync`, for the pushes of
         the other workers. Lookups do not count: they may run ahead of the step.
@@ -162,7 +162,7 @@ class ParameterClient:
         return {"the parameter servers": self.stats().pull_seconds}
 
     def take_longest_wait(self, name: str) -> str:
-        """Returns in what this worker waits for the servers: in pulls."""
+        """Returns the operation in which this worker waits for the servers: pulls."""
         return "pulls"
 
     def traffic(self) -> dict[str, tuple[int, int]]:

@@ -149,6 +149,6 @@ class ServerParameters:
         """Pushes the steps that `n_push` has held back; does not wait for the servers.
 
         Raises:
-          tf.errors.OpError: what is pushed is invalid.
+          tf.errors.OpError: the pushed values are invalid.
         """
         CLIENT.push_accumulated(self.handle)

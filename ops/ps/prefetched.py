@@ -28,7 +28,7 @@ def prefetched(
       lookups_of: called with a batch's components; returns the connections to the servers, tables
         (as for `ParameterClient.lookup`), and for each table int64 ids, exactly as they will be
         looked up. It is traced.
-      training: as of the lookups.
+      training: as in the lookups.
     """
 
     def request(*batch):
@@ -64,7 +64,7 @@ def before_asking(
     if _requests_rows(dataset):
         raise ValueError(
             "prefetch_rows: expected to be the last that is done with a dataset before a strategy "
-            f"deals it out, received {dataset!r}, which was made of what it returned"
+            f"deals it out, received {dataset!r}, which was made from its result"
         )
     return change(dataset)
 

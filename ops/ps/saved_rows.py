@@ -160,7 +160,7 @@ def import_rows(client: ParameterClient, table: int, rows: SavedRows, slots: boo
       client: a worker's.
       table: the table's id.
       rows: their `content` has values and slots, or values only.
-      slots: whether `content` has slots. Without them the slots begin as those of new rows.
+      slots: whether `content` has slots. Without them the slots begin as in new rows.
 
     Raises:
       tf.errors.InvalidArgumentError: the table's rows have another length.

@@ -316,7 +316,7 @@ class ParameterServer:
         The arrays are the server's memory and must not be kept. `SavedTable.chunks` fetches rows.
 
         Args:
-          changed_only: of rows, only those that changed since the previous checkpoint.
+          changed_only: only rows that changed since the previous checkpoint.
           log_path: a file for changes of rows from this moment on.
         """
         handle = Handle()

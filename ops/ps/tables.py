@@ -42,11 +42,11 @@ class Tables:
           config: the same in all workers.
           resets_slots: a table restored from a checkpoint with another configuration changes to
             this one if its rows have the same width. Rows keep their values; their slots begin as
-            those of new rows.
+            in new rows.
 
         Raises:
-          tf.errors.InvalidArgumentError: the configuration is invalid, or differs from that of the
-            existing table.
+          tf.errors.InvalidArgumentError: the configuration is invalid, or differs from the existing
+            table's.
         """
         table = ctypes.c_int()
         CLIENT.create_table(
@@ -100,7 +100,7 @@ class Tables:
         Args:
           tables: the tables; a table may occur several times.
           ids: for each table int64; shapes do not matter.
-          training: as of the lookup.
+          training: as in the lookup.
         """
         return library.graph_ops().tfdist_ps_prefetch(
             ids=ids,
@@ -186,7 +186,7 @@ class Tables:
         learning_rates: Sequence[tf.Tensor],
         step: tf.Tensor,
     ) -> tf.Operation | None:
-        """Holds gradients of rows for the push that ends the step; sums those of equal ids.
+        """Holds gradients of rows for the push that ends the step; sums the gradients of equal ids.
 
         Args:
           tables: the tables.
@@ -213,7 +213,7 @@ def _wire_dtypes(tables: Sequence[TableHandle]) -> list[tf.DType]:
 
 @tf.RegisterGradient("TfdistPsLookup")
 def _lookup_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list:
-    """The gradients of the tables' variables, which have no rows: rows and ids, as of a gather."""
+    """The gradients of the tables' variables, which have no rows: rows and ids, as for a gather."""
     count = len(gradients)
     slices = []
     for ids, gradient in zip(op.inputs[count:], gradients, strict=True):

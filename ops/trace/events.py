@@ -126,8 +126,8 @@ class Reading:
 
     Attributes:
       events: in the order of their submission, as objects for JSON: the fields of `Event` in
-        core/trace/event.h. Times are nanoseconds of the steady clock (`time.monotonic_ns`), 0 for
-        what has not happened yet.
+        core/trace/event.h. Times are nanoseconds of the steady clock (`time.monotonic_ns`), 0 if it
+        has not happened yet.
       next: the cursor of the next reading.
       lost: the number of events from the cursor on that later ones have overwritten.
     """
@@ -206,7 +206,7 @@ class RingRecords:
       records: uint8[events, record_bytes], in the order of their submission.
       sequences: uint64[events], the events' sequence numbers.
       has_ended: bool[events], whether the event has ended; another one must be read again.
-      next, lost: as of `Reading`.
+      next, lost: as in `Reading`.
     """
 
     records: np.ndarray
@@ -229,8 +229,8 @@ def span(name: str, detail: str = "") -> Iterator[None]:
     Records nothing as long as nothing else has loaded the op library.
 
     Args:
-      name: what the body does, at most 64 bytes.
-      detail: of what, at most 64 bytes.
+      name: the body's work, at most 64 bytes.
+      detail: the object of the work, at most 64 bytes.
 
     Example:
 

@@ -79,7 +79,7 @@ class LocalUpdateExtended(MultiWorkerMirroredExtended):
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         if isinstance(value, SyncOnReadVariable):
-            # Statistics are those of all workers after a synchronization. In a step, where tf_keras
+            # Statistics cover all workers after a synchronization. In a step, where tf_keras
             # reads its metrics, they are the worker's own.
             if _is_statistic(value) or self.local_updates.is_in_step:
                 return value.values[0].read_value()
@@ -92,7 +92,7 @@ class LocalUpdateExtended(MultiWorkerMirroredExtended):
     def _has_more_data(
         self, value: tf.Tensor, destinations: tf.Tensor | str, options: CommunicationOptions
     ) -> tf.Tensor:
-        """Whether any worker has more data, int64[1, 1], as of the last time they asked.
+        """Whether any worker has more data, int64[1, 1], by their last exchange.
 
         Without a known length of the data they would have to ask in each step. They ask once in a
         round. A worker whose data has ended makes steps without rows until then.
@@ -134,7 +134,7 @@ def _is_statistic(variable: object) -> bool:
 
 
 def _rows(arguments: Nested) -> tf.Tensor:
-    """The rows of a step, float64[]: those of the first tensor that has any dimension."""
+    """The rows of a step, float64[]: of the first tensor that has any dimension."""
     for leaf in tf.nest.flatten(arguments):
         if isinstance(leaf, tf.RaggedTensor):
             return tf.cast(leaf.nrows(), tf.float64)

@@ -21,8 +21,8 @@ class MirroredExtended(NotedUpdates, BackgroundRelease, mirrored_strategy.Mirror
         return unlist_components(super()._create_variable(next_creator, **kwargs))
 
     def _make_collective_ops_with_fallbacks(self):
-        # TensorFlow's collectives on CPU devices support one set of devices per process: those of a
-        # second strategy collide with the first one's (tensorflow/tensorflow#62790).
+        # TensorFlow's collectives on CPU devices support one set of devices per process: a second
+        # strategy's set collides with the first one's (tensorflow/tensorflow#62790).
         if all(map(is_cpu, self._devices)):
             return LocalAllReduce(self._devices[0])
         return super()._make_collective_ops_with_fallbacks()

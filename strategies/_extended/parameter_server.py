@@ -136,7 +136,7 @@ class ParameterServerExtended(
         if self.config.num_aggregate < self.config.workers:
             raise ValueError(
                 f"ParameterServerStrategy: {call} needs all workers, but num_aggregate="
-                f"{self.config.num_aggregate} goes on without some. Use an optimizer that the "
+                f"{self.config.num_aggregate} continues without some. Use an optimizer that the "
                 "servers run (see ps_optimizer); with clipnorm, global_clipnorm or clipvalue they "
                 "do with clip='replica'."
             )

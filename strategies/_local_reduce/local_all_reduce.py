@@ -79,8 +79,8 @@ def _refuse_to_be_saved() -> None:
     """Raises if a function is being saved: a saved model runs on one replica, without our ops."""
     if save_context.in_save_context() and tf.inside_function():
         raise ValueError(
-            "a function that reduces over the replicas of a strategy cannot be saved: save one "
-            "that computes what a single replica does"
+            "a function that reduces over the replicas of a strategy cannot be saved: save a "
+            "function that computes on a single replica"
         )
     values_util.mark_as_unsaveable()  # in case this trace of the function is saved later
 

@@ -16,7 +16,7 @@ from tfdist.strategies._local_updates.rounds import StepRounds
 
 
 class AsynchronousGroup(Group):
-    """A group whose anchor is a copy of the centre, as of the last time that the workers met.
+    """A group whose anchor is a copy of the centre, since the workers' last synchronization.
 
     Args:
       optimizer: of Keras 3 or tf_keras; it has been built.
@@ -109,9 +109,9 @@ class AsynchronousGroup(Group):
 
 
 class AsynchronousRound(StepRounds):
-    """Rounds that each worker ends when it has made H steps; arguments as of `StepRounds`.
+    """Rounds that each worker ends when it has made H steps; arguments as in `StepRounds`.
 
-    The workers meet at the end of an epoch, after an exchange of each. Then all go on from the
+    The workers meet at the end of an epoch, after an exchange of each. Then all continue from the
     centre, and average their statistics.
     """
 
@@ -137,18 +137,18 @@ class AsynchronousRound(StepRounds):
         ended = tf.cond(self._steps > 0, self._end, lambda: tf.constant(0, tf.int64))
         with tf.control_dependencies([ended]):
             rows = self._rows.read_value()  # since the workers met last
-        total = self._sums([rows], "rows since the last meeting")[0]
+        total = self._sums([rows], "rows since the last synchronization")[0]
 
         def meet() -> tf.Tensor:
             for group in self.groups:
                 group.go_to_centre()
             fetched = [a.read_value() for group in self.groups for a in group.anchors]
-            # Nobody moves the centre again before all have fetched it: also without statistics.
+            # No worker moves the centre again before all have fetched it: also without statistics.
             with tf.control_dependencies(fetched):
                 weight = tf.identity(rows / total)
                 own = [variable.read_value() for variable in self._statistics()]
             parts = [value * tf.cast(weight, value.dtype) for value in own]
-            means = self._sums([*parts, weight], "meeting at the end of an epoch")
+            means = self._sums([*parts, weight], "synchronization at the end of an epoch")
             for variable, mean in zip(self._statistics(), means[:-1], strict=True):
                 variable.assign(mean)
             self._rows.assign(0.0)

@@ -15,7 +15,7 @@ class Counter:
       variable: this worker's copy.
 
     Attributes:
-      added: what this worker has added, of the variable's shape.
+      added: this worker's additions, of the variable's shape.
     """
 
     def __init__(self, variable: tf.Variable) -> None:
@@ -28,8 +28,8 @@ class Counter:
     def note_step(self, before: tf.Tensor, after: tf.Tensor) -> None:
         """Notes what a step has added.
 
-        A value that is not the one after the last step was assigned, as by `reset_metrics`: what
-        was added before that does not count.
+        A value other than after the last step was assigned, as by `reset_metrics`: earlier
+        additions do not count.
 
         Args:
           before: the value before the step.
@@ -46,7 +46,7 @@ class Counter:
         """Gives the variable the value that it has on all workers, to the bit.
 
         Args:
-          added: the sum of what all workers have added.
+          added: the sum of all workers' additions.
         """
         value = self._base + added
         for variable in (self._variable, self._base, self._last):

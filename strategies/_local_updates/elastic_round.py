@@ -8,7 +8,7 @@ from tfdist.strategies._local_updates.rounds import StepRounds
 
 
 class ElasticRound(StepRounds):
-    """Counts a worker's steps; a `RoundEnd` ends the round. Arguments as of `StepRounds`."""
+    """Counts a worker's steps; a `RoundEnd` ends the round. Arguments as in `StepRounds`."""
 
     @property
     def is_due(self) -> bool:

@@ -21,7 +21,7 @@ class FormerOptimizer:
       values: of a worker's group, by the names of `saved_state`.
 
     Attributes:
-      variables: those of the optimizer, without its learning rate.
+      variables: the optimizer's variables, without its learning rate.
       are_reset: whether its floating-point ones have to become what they were at first.
     """
 

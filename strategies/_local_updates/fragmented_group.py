@@ -40,7 +40,7 @@ class FragmentedGroup:
                 f"StreamingDiLoCo: expected at most {len(variables)} fragments, the number of "
                 f"variables that {optimizer.name!r} trains, received {fragments}"
             )
-        self.rounds: list[Any] = []  # those that live as long as this group
+        self.rounds: list[Any] = []  # rounds that live as long as this group
         self.restored: dict[str, np.ndarray] = {}  # the values that it has begun with
         self.variables = list(variables)
         bounds = fragment_bounds([int(np.prod(v.shape)) for v in variables], fragments)
@@ -83,7 +83,7 @@ def fragment_bounds(sizes: Sequence[int], fragments: int) -> list[int]:
 
     Args:
       sizes: the elements of each variable, in order.
-      fragments: their number, at most that of variables.
+      fragments: their number, at most the number of variables.
     """
     ends = np.cumsum(sizes)
     bounds: list[int] = []

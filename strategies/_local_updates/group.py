@@ -32,7 +32,7 @@ class Group:
       variables: the strategy's variables, which `optimizer` trains.
       rule: how workers combine them.
       workers: the number of workers.
-      slots: what becomes of the optimizer's own variables: "keep", "average" or "reset".
+      slots: the treatment of the optimizer's own variables: "keep", "average" or "reset".
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class Group:
         workers: int,
         slots: str,
     ) -> None:
-        self.rounds: list[Any] = []  # those that live as long as this group
+        self.rounds: list[Any] = []  # rounds that live as long as this group
         self.restored: dict[str, np.ndarray] = {}  # the values that it has begun with
         self.variables = list(variables)
         self._values = [component(variable) for variable in variables]
         self._rule = rule
-        self._optimizer = weakref.ref(optimizer)  # whose life ends this one's
+        self._optimizer = weakref.ref(optimizer)  # its end ends this group
         own = [] if slots == "keep" else _slots(optimizer)
-        # Those that are averaged.
+        # The averaged variables of the optimizer.
         self.slots = [component(v) for v in own] if slots == "average" else []
         self._reset = [component(v) for v in own] if slots == "reset" else []
         self._initial: list[np.ndarray | bool] = []
@@ -84,7 +84,7 @@ class Group:
         return [anchor.value for anchor in self._anchors]
 
     def saved(self) -> dict[str, tf.Variable]:
-        """The variables that another process needs to go on, by the names of `saved_state`."""
+        """The variables that another process needs to continue, by the names of `saved_state`."""
         optimizer = self._optimizer()
         kinds: dict[str, Sequence[KerasVariable]] = {
             "value": self._values,

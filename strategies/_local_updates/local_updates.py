@@ -1,4 +1,4 @@
-"""What the steps of a strategy have in common: which variables they train, and in which rounds."""
+"""The state that the steps of a strategy share: which variables they train, and in which rounds."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class LocalUpdates:
       rule: how they combine their variables.
       sync_every: the steps of a round.
       warmup_steps: the first steps, each of which is a round.
-      slots: what becomes of optimizers' own variables: "keep", "average" or "reset".
+      slots: the treatment of optimizers' own variables: "keep", "average" or "reset".
       timeout: of collectives, in seconds.
       compression: of pseudo-gradients; `None` sends them as they are.
       centre: of an asynchronous rule; `None` for the others.
@@ -136,7 +136,7 @@ class LocalUpdates:
         self._rounds: weakref.WeakValueDictionary[tuple[int, ...], StepRounds]
         self._rounds = weakref.WeakValueDictionary()
         self._restored: list[_Restored] = []
-        # Those of groups that were restored, and that no optimizer of the program trains yet.
+        # States of groups that were restored, and that no optimizer of the program trains yet.
         self._former: list[FormerOptimizer] = []
         # How often the workers were to ask each other for more data, since they last did.
         self.asked = without_strategy(lambda: tf.Variable(0, dtype=tf.int64))
@@ -182,11 +182,11 @@ class LocalUpdates:
             self._thread.rounds = None
 
     def counter(self, variable: tf.Variable) -> Counter:
-        """What knows how much this worker adds to its copy of a variable."""
+        """The counter of this worker's additions to its copy of a variable."""
         return Counter(variable)
 
     def round_end(self, rounds: Sequence[ElasticRound], counters: Sequence[Counter]) -> RoundEnd:
-        """What ends the rounds of a step of an elastic job; arguments as of `RoundEnd`."""
+        """The end of the rounds of a step of an elastic job; arguments as in `RoundEnd`."""
         assert self._job is not None
         return RoundEnd(self._job, rounds, counters, self._timeout)
 
@@ -213,7 +213,7 @@ class LocalUpdates:
     ) -> None:
         """Applies an optimizer to this worker's variables.
 
-        A worker without rows changes nothing: its optimizer would go on by momentum.
+        A worker without rows changes nothing: its optimizer would continue by momentum.
 
         Args:
           optimizer: of Keras 3 or tf_keras; it has been built.
@@ -227,7 +227,7 @@ class LocalUpdates:
         """
         if self._job is not None and self._thread.rounds is None:
             raise ValueError(
-                "LocalUpdateStrategy: expected fit of Keras 3 in a job that goes on with fewer "
+                "LocalUpdateStrategy: expected fit of Keras 3 in a job that continues with fewer "
                 "workers (min_contributors, TFDIST_ELASTIC), but an optimizer is applied in a "
                 "custom loop"
             )
@@ -264,7 +264,7 @@ class LocalUpdates:
             train()
 
     def own_gradients(self, grads_and_vars: Sequence[tuple]) -> list[tuple]:
-        """What the optimizer takes in place of the sum of all workers' gradients.
+        """The gradients that the optimizer takes in place of the sum of all workers' gradients.
 
         A loss is divided by the number of workers, whose gradients are to be summed. The worker's
         own gradient, times the number of workers, stands for that sum.
@@ -288,7 +288,7 @@ class LocalUpdates:
         return scaled
 
     def synchronize(self) -> None:
-        """Ends the rounds that have begun; the variables are those of the anchors then.
+        """Ends the rounds that have begun; the variables equal the anchors then.
 
         Raises:
           ValueError: the job is elastic, where `fit` alone ends rounds.
@@ -296,10 +296,10 @@ class LocalUpdates:
         if self._job is not None:
             raise ValueError(
                 "LocalUpdateStrategy.synchronize: expected a job with a fixed number of workers; "
-                "in one that goes on with fewer (min_contributors, TFDIST_ELASTIC) fit alone ends "
-                "rounds"
+                "in a job that continues with fewer (min_contributors, TFDIST_ELASTIC) fit alone "
+                "ends rounds"
             )
-        # Also the ones that were restored, and in which this process has made no step.
+        # Also restored rounds in which this process has made no step.
         self.take_restored()
         for running in list(self._rounds.values()):
             running.end_early()
@@ -314,10 +314,10 @@ class LocalUpdates:
         return any(not self._is_former(group) for group in groups)
 
     def saved(self, variables: Sequence[KerasVariable], of_all: bool = True) -> Values:
-        """What another process needs to go on with the training of variables.
+        """The values that another process needs to continue with the training of variables.
 
         Args:
-          variables: those of a model, in its order.
+          variables: a model's variables, in its order.
           of_all: with the values of all workers, which all call this; else this worker's.
         """
         self.take_restored()
@@ -344,7 +344,7 @@ class LocalUpdates:
         return values_of_all(found, None if is_alone else self._communicator)
 
     def restore(self, variables: Sequence[KerasVariable], values: Values) -> None:
-        """Lets the training of variables go on from what `saved` has returned.
+        """Lets the training of variables continue from the result of `saved`.
 
         Groups of optimizers that were not applied before take their values in `take_restored`, or
         before the first step.
@@ -367,10 +367,9 @@ class LocalUpdates:
         is_known = all("variables" in values for values in of_groups.values())
         if not is_known and trained != list(range(len(variables))):
             _log.warning(
-                "LocalUpdateStrategy: expected a checkpoint that says which variables were "
-                "trained, or one of an earlier version in which all %d were, received one of an "
-                "earlier version with %d: the steps of its open round are lost, and training "
-                "begins a new round",
+                "LocalUpdateStrategy: expected a checkpoint that names the trained variables, or "
+                "of an earlier version with all %d, received an earlier version's with %d: the "
+                "steps of its open round are lost, and training begins a new round",
                 *(len(variables), len(trained)),
             )
             groups = {}
@@ -441,7 +440,7 @@ class LocalUpdates:
         del self._groups[former]
 
     def _by_position(self, variables: Sequence[KerasVariable]) -> dict[int, AnyGroup]:
-        """The newest groups of variables, by the position of the first one that a group trains."""
+        """The newest groups of variables, by the position of a group's first variable."""
         positions = {id(of_tensorflow(v)): i for i, v in enumerate(variables)}
         groups = [group for of_one in self._groups.values() for group in of_one.values()]
         firsts = [(id(group.variables[0]), group) for group in groups]
@@ -476,7 +475,7 @@ class LocalUpdates:
             group.publish()
 
     def _take_former(self, group: AnyGroup) -> AnyGroup | None:
-        """Gives a new group the values of the one that was restored for its variables.
+        """Gives a new group the values of the group that was restored for its variables.
 
         Returns:
           The restored one; `None` if there is none.
@@ -491,7 +490,7 @@ class LocalUpdates:
                 self._forget(former, other)
                 return other
             if not set(ids).isdisjoint(others):
-                # The program trains other variables now. Its workers go on from the same values.
+                # The program trains other variables now. Its workers continue from the same values.
                 for running in list(other.rounds):
                     running.end_early()
                 self._forget(former, other)

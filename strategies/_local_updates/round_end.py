@@ -1,7 +1,7 @@
 """The ends of rounds in an elastic job, whose members may die, join and leave.
 
 Between the ends of two rounds the members need each other for nothing. The end of a round is a unit
-of work of `tfdist.elastic.job`: those who are there do it together, or it leaves no trace.
+of work of `tfdist.elastic.job`: the present members do it together, or it leaves no trace.
 
     member 0    step step step | end | change? | step step step | end |
     member 1    step step step | end | change? | step x                   killed
@@ -31,7 +31,7 @@ class RoundEnd:
 
     Args:
       job: the members.
-      rounds: those of the step.
+      rounds: the rounds of the step.
       counters: the variables to which the step adds.
       timeout: seconds after which a collective fails; as for `tfdist.ops.all_reduce`.
     """

@@ -25,7 +25,7 @@ class StepRounds:
       sync_every: the steps of a round.
       warmup_steps: as many first rounds have one step.
       timeout: seconds after which a collective fails; as for `tfdist.ops.all_reduce`.
-      residual_names: those of the rule.
+      residual_names: the names of the rule's residuals.
       compressor: compresses pseudo-gradients; the rest is sent as it is.
     """
 
@@ -63,7 +63,7 @@ class StepRounds:
         return int(self._steps.numpy()) == 0
 
     def saved(self) -> dict[str, tf.Variable]:
-        """The variables that another process needs to go on, by the names of `saved_state`."""
+        """The variables that another process needs to continue, by the names of `saved_state`."""
         return {
             "steps": self._steps,
             "steps_in_all": self._steps_in_all,
@@ -84,7 +84,7 @@ class StepRounds:
         tf.cond(self._is_due(), self._end, lambda: tf.constant(0, tf.int64))
 
     def end_early(self) -> None:
-        """Ends the round if it has begun; the variables are those of the anchor then."""
+        """Ends the round if it has begun; the variables equal the anchor then."""
         with tf.init_scope():
             self._end_now()
 

@@ -12,8 +12,8 @@
     0/feedback/2/right   what a compressor keeps for the pseudo-gradient
     asked                the steps since the workers asked each other for more data
 
-The first number is the position, among the variables of the model, of the first one that the group
-trains. Names of variables would differ between processes that have made other models before.
+The first number is the position, among the variables of the model, of the first variable that the
+group trains. Names of variables would differ between processes that have made other models before.
 Values have the shape [workers, ...], or [1, ...] if they are equal on all workers.
 """
 
@@ -32,12 +32,12 @@ from tfdist import ops
 
 Values = dict[str, np.ndarray]
 
-# Parts of the names of what is equal on all workers.
+# Parts of the names of values that are equal on all workers.
 _SHARED = {
     *("anchor", "outer", "steps", "steps_in_all", "norms", "right"),
     *("variables", "groups", "are_reset", "asked"),
 }
-# Those of which the workers' sum counts: rows of a round, and what error feedback has not sent.
+# Values of which the workers' sum counts: rows of a round, and error feedback's unsent rest.
 _SUMMED = {"rows", "residual"}
 
 

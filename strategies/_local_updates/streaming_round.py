@@ -13,7 +13,7 @@ from tfdist.strategies._local_updates.rounds import StepRounds
 
 
 class StreamingRound(StepRounds):
-    """The rounds of fragmented groups; arguments as of `StepRounds`, and a schedule.
+    """The rounds of fragmented groups; arguments as in `StepRounds`, and a schedule.
 
     Fragment p of P is sent in the steps s of a round with s = (p + 1) H / P modulo H. Its exchange
     runs in a thread, and is merged `delay` steps later. An end of an epoch merges what is under
@@ -22,7 +22,7 @@ class StreamingRound(StepRounds):
     Args:
       fragments: P.
       delay: in steps.
-      *arguments: as of `StepRounds`.
+      *arguments: as in `StepRounds`.
     """
 
     def __init__(self, fragments: int, delay: int, *arguments: Any) -> None:
@@ -135,7 +135,7 @@ class StreamingRound(StepRounds):
         self._finish(index, received)
         means, sent = received[len(anchors) :][: len(averaged)], received[-len(averaged) :]
         for variable, mean, before in zip(averaged, means, sent[: len(averaged)], strict=True):
-            # What the worker has added meanwhile stays.
+            # The worker's additions in between stay.
             variable.assign_add(mean - before)
         self._is_under_way[index].assign(False)
 

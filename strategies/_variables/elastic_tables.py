@@ -95,7 +95,7 @@ class ElasticTables(RemoteTables):
 
     @contextlib.contextmanager
     def unit(self, trains: bool) -> Iterator[None]:
-        """What a traced step does between its beginning and its push.
+        """The part of a traced step between its beginning and its push.
 
         Args:
           trains: whether it has gradients, and so a push and a commit.
@@ -156,7 +156,7 @@ class _ElasticParameters(Parameters):
     def is_chief(self) -> bool:
         """Whether rows that this process restores reach the servers.
 
-        Not those of a newcomer: the members have trained since they restored the same.
+        Not a newcomer's tables: the members have trained since they restored the same.
         """
         return self._job.is_leader
 
@@ -189,7 +189,7 @@ class _ElasticParameters(Parameters):
         """
         raise ValueError(
             f"embedding table {name!r}: expected cache_rows=0 in an elastic job, whose result does "
-            f"not depend on who trains which rows, received {rows}"
+            f"not depend on the distribution of rows to workers, received {rows}"
         )
 
     def touch(self, variable: ServerVariable, read: bool = True) -> None:

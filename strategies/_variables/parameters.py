@@ -35,7 +35,7 @@ class Parameter:
       name: the same in all workers.
       shape: of the variable.
       dtype: of the variable.
-      placed_as: the name that determined its placement on the servers: its own, or that of the
+      placed_as: the name that determined its placement on the servers: its own, or the name of the
         variable whose slot it is.
     """
 
@@ -146,7 +146,7 @@ class Parameters:
         Args:
           name: the same in all workers.
           config: the same in all workers.
-          resets_slots: as of `ParameterClient.create_table`.
+          resets_slots: as in `ParameterClient.create_table`.
 
         Raises:
           ValueError: this process, or another worker, has another table of this name.
@@ -182,7 +182,7 @@ class Parameters:
         self.client.tables.set_cache(table, rows, steps)
 
     def replica_of_all(self, replica: int) -> int | tf.Tensor:
-        """Returns the number of a replica of this process among those of all workers.
+        """Returns the number of a replica of this process among all workers' replicas.
 
         Args:
           replica: the number that TensorFlow gives it.
@@ -318,7 +318,7 @@ class Parameters:
         return self._thread.staged
 
     def variables(self) -> list[ServerVariable]:
-        """Returns the live variables; in a TensorFlow 1 graph, those of the graph."""
+        """Returns the live variables; in a TensorFlow 1 graph, the variables of the graph."""
         alive = [(parameter, reference()) for parameter, reference in list(self._variables.items())]
         for parameter, variable in alive:
             if variable is None:
@@ -395,7 +395,7 @@ class Parameters:
     def _after_pull(self) -> contextlib.AbstractContextManager:
         """Lets a reduction follow the pull of its step, whose clock tells its step to the servers.
 
-        What does not depend on variables could be reduced before.
+        A value that does not depend on variables could be reduced before.
         """
         pull = getattr(self._thread, "pull", None) if self.in_step else None
         if pull is None or pull.graph is not tf.compat.v1.get_default_graph():

@@ -28,7 +28,7 @@ class RemoteTables:
         cluster serves itself once it makes a table.
       checkpoint_dir: where servers keep snapshots; `None` keeps none.
       checkpoint_every: seconds between snapshots.
-      durability: as of `tfdist.ParameterServerStrategy`.
+      durability: as in `tfdist.ParameterServerStrategy`.
 
     Raises:
       Exception: as `tfdist.ParameterServerStrategy`.

@@ -10,7 +10,7 @@ from tfdist.ps.variable_scopes import Role, current_path, current_role
 
 # Variables that are each worker's own, whose creators tell a strategy only their names. The names
 # are exact, without the scopes before them. Creators in Keras 3 say it by a role
-# (tfdist/keras/hooks/variable_roles.py), but for the learning rate: its optimizer makes it together
+# (tfdist/keras/hooks/variable_roles.py), except the learning rate: its optimizer makes it together
 # with the step count, which is shared.
 _UNSHARED_NAMES = {
     "learning_rate": "a shared one would undo what a schedule or a callback sets",
@@ -46,7 +46,7 @@ def is_shared(name: str, arguments: Mapping[str, object]) -> bool:
         return False
     on_read = arguments.get("synchronization") == tf.VariableSynchronization.ON_READ
     if on_read and arguments.get("aggregation") != tf.VariableAggregation.MEAN:
-        return False  # metrics; those that are read as a mean are moving statistics
+        return False  # metrics; variables that are read as a mean are moving statistics
     if name.rpartition("/")[2] in _UNSHARED_NAMES:
         return False
     dtype = arguments.get("dtype")

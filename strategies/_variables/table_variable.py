@@ -1,8 +1,8 @@
 """Stand-ins for tables that are on the parameter servers alone.
 
-A table has a variable of no rows: what Keras, gradient tapes and optimizers take for the weight. A
-lookup names it, so that it gets the gradient, as rows and their ids. What an optimizer does with
-that goes to the servers, for the next push.
+A table has a variable of no rows: Keras, gradient tapes and optimizers take it for the weight. A
+lookup names it, so that it gets the gradient, as rows and their ids. The optimizer's calls on that
+gradient go to the servers, for the next push.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# What a variable gives TensorFlow to save, as a tensor or as what makes one.
+# The tensors that a variable gives TensorFlow to save, or functions that make them.
 from tfdist.internals.tensorflow import Callable, variable_accessed
 from tfdist.ops.ps.client import ParameterClient
 from tfdist.ops.ps.tables import EditKind
@@ -23,7 +23,7 @@ from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._variables.graphs import current_graph, in_graph_of_tensorflow_1
 from tfdist.strategies._variables.server_variable import ServerVariable
 
-# What a checkpoint calls the columns of its table.
+# The prefix of a table's columns in a checkpoint.
 _COLUMN = "rows_"
 
 
@@ -239,7 +239,7 @@ class TableVariable(ServerVariable):
         variables = [variable for _, variable in gradients]
         parameters = variables[0].parameters
         if not _is_of_step(parameters):
-            with parameters.step():  # no one else would push
+            with parameters.step():  # no other step would push
                 return TableVariable.stage(gradients, steps, learning_rate)
         with tf.device("/device:CPU:0"):
             own = [_own_rows(gradient, variable) for gradient, variable in gradients]
@@ -353,7 +353,7 @@ def _prepared(variable: TableVariable) -> ParameterClient:
 
 
 def _is_of_step(parameters: Any) -> bool:
-    """Whether somebody pushes what is staged here."""
+    """Whether a push takes the gradients staged here."""
     # A replica may have a thread of its own, which does not know of the step.
     replica = tf.distribute.get_replica_context()
     is_replica = replica is not None and isinstance(replica.strategy, StrategyBase)
@@ -361,7 +361,7 @@ def _is_of_step(parameters: Any) -> bool:
 
 
 def _own_rows(gradient: tf.Tensor, variable: TableVariable) -> tuple[tf.Tensor, tf.Tensor]:
-    """The ids and rows that this replica pushes: the servers add up those of all replicas."""
+    """The ids and rows that this replica pushes: the servers add up all replicas' rows."""
     ids, here = variable.gradient_ids.get(), variable.gradient_ids.pushed_here
     if here is None:
         return ids, gradient

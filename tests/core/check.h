@@ -1,5 +1,5 @@
-// Checks of tests: doctest's, and those of a status. A failed CHECK lets its test case go on, a
-// failed REQUIRE ends it.
+// Checks of tests: doctest's, and checks of a status. A test case continues after a failed CHECK,
+// and ends at a failed REQUIRE.
 #ifndef TFDIST_TESTS_CORE_CHECK_H_
 #define TFDIST_TESTS_CORE_CHECK_H_
 
@@ -32,7 +32,7 @@
   } while (false)
 #define FAIL(what, text) FAIL_CHECK(what, text)
 #else
-// Checks are calls: they compile faster, and a REQUIRE in what a CHECK calls ends the test case.
+// Checks are calls: they compile faster, and a REQUIRE inside a CHECK ends the test case.
 #define DOCTEST_CONFIG_SUPER_FAST_ASSERTS
 #define DOCTEST_CONFIG_USE_STD_HEADERS
 #include "doctest/doctest.h"

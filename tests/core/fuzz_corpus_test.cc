@@ -1,5 +1,5 @@
-// The kept inputs of all fuzz targets, and those that they begin with. libFuzzer runs the same
-// functions: see tests/fuzz/fuzz.h.
+// The kept inputs and the seeds of all fuzz targets. libFuzzer runs the same functions: see
+// tests/fuzz/fuzz.h.
 #include <filesystem>
 #include <fstream>
 #include <iterator>

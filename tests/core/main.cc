@@ -11,7 +11,7 @@ namespace {
 
 int cases_run = 0;
 
-// What doctest does not tell the tests themselves.
+// State that doctest does not pass to the tests themselves.
 class Counter : public doctest::IReporter {
  public:
   explicit Counter(const doctest::ContextOptions&) {}

@@ -1,4 +1,4 @@
-// How often tests repeat what they repeat.
+// How often tests repeat their rounds.
 #ifndef TFDIST_TESTS_CORE_ROUNDS_H_
 #define TFDIST_TESTS_CORE_ROUNDS_H_
 

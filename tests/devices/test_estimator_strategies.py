@@ -103,7 +103,7 @@ def test_equals_no_strategy(model, optimizer, kind, tmp_path):
     for variable, value in expected.items():
         np.testing.assert_allclose(found[variable], value, rtol=0, atol=tolerance, err_msg=variable)
     evaluated = distributed.evaluate(part, steps=ROWS // BATCH)
-    # And back: without a strategy, from the strategy's checkpoint.
+    # Then back: without a strategy, from the strategy's checkpoint.
     back = make(tmp_path / "copy", None)
     for key, value in back.evaluate(whole, steps=ROWS // BATCH).items():
         np.testing.assert_allclose(evaluated[key], value, rtol=0, atol=1e-5, err_msg=key)

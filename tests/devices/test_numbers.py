@@ -12,7 +12,7 @@ import tensorflow as tf
 from support.training import models
 from support.training.models import built_classifier
 
-# What a callback does with `x`; each has the result that it has without a strategy.
+# A callback's use of `x`; each has the result that it has without a strategy.
 READS = {
     "float": float,
     "int": int,

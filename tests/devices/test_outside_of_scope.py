@@ -1,4 +1,4 @@
-"""What a script does outside of `strategy.scope()` trains as within it, or is refused by name."""
+"""Calls outside of `strategy.scope()` train as within it, or are refused by name."""
 
 from __future__ import annotations
 

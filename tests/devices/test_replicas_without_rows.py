@@ -214,7 +214,7 @@ def test_a_loop_of_ones_own(strategy):
 
 @pytest.mark.parametrize("kind_of_input", ["ragged", "sparse"])
 def test_other_tensors(strategy, kind_of_input):
-    """They get a row, too, and an output of the batch has none."""
+    """They also get a row, and an output of the batch has none."""
     seen = []
 
     class Sums(L.Layer):

@@ -1,4 +1,4 @@
-"""A training on several devices of one process goes on after the last backup's batch."""
+"""A training on several devices of one process continues after the last backup's batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KerasTuner's searches on several devices of one process: those without a strategy."""
+"""KerasTuner's searches on several devices of one process: the same as without a strategy."""
 
 from __future__ import annotations
 

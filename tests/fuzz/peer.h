@@ -34,7 +34,7 @@ struct SocketPair {
   Fd theirs;
 };
 
-// Sends what there is room for; a target whose peer is slow loses the rest.
+// Sends as much as there is room for; a target whose peer is slow loses the rest.
 inline void Send(const Fd& socket, const std::string& bytes) {
   if (!socket.valid() || bytes.empty()) return;
   [[maybe_unused]] const ssize_t sent =

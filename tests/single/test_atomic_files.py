@@ -231,7 +231,7 @@ def orders():
 
 
 def test_a_process_of_a_former_term_never_replaces_the_file_of_a_later_one(tmp_path):
-    """Wherever it was stopped, and however both go on."""
+    """Wherever it was stopped, and however both continue."""
     replaced_by_former = 0
     for number, order in enumerate(orders()):
         folder = tmp_path / str(number)

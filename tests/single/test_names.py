@@ -20,7 +20,7 @@ SHARED = {
 
 
 def classes_of_a_module(tree: ast.AST) -> Iterator[ast.ClassDef]:
-    """The classes at the top of a module, and those below an `if` or a `try` there."""
+    """The classes at the top of a module, and the classes below an `if` or a `try` there."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef):
             yield node

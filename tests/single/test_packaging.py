@@ -1,4 +1,4 @@
-"""What is built and shipped. A stand-in for `make` keeps the compiler out of it."""
+"""The built and shipped files. A stand-in for `make` keeps the compiler out of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ printf '%s\n' "$@" > "$out/libtfdist_ops.tf9.9.so"
 
 # Tells type checkers that a package has types of its own (PEP 561).
 MARKERS = {f"{package}/py.typed" for package in ("tfdist", "tfdist/strategies", "tfdist/ops")}
-# What the dashboard serves.
+# The files that the dashboard serves.
 PAGE = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tfdist/observe/live/page").iterdir()}
 
 Setup = Callable[..., subprocess.CompletedProcess]

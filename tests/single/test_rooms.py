@@ -233,7 +233,7 @@ def circle(files: dict[str, set[str]]) -> list[str]:
 
 @pytest.mark.parametrize("language", ["C++", "Python"])
 def test_no_files_form_a_circle(language: str) -> None:
-    """Imports inside functions, and those for type checkers, count.
+    """Imports inside functions, and imports for type checkers, count.
 
     A package's `__init__` may re-export its modules, which do not import the package then: only
     the import that a statement names is an arrow. To run a module runs `__init__` too; this does

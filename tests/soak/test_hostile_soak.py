@@ -1,10 +1,10 @@
 """Ten minutes of attacks on a job whose parameter servers run under sanitizers, twice.
 
 `attacks.KINDS` lists the attacks of strangers and of a hostile member, with the memory that each
-kind may cost; `attacks` says what a member may do, and does not do here. The job's results are
-those of a job of as many steps that nobody disturbs, bit for bit; no sanitizer reports anything;
-each task holds at most the memory of the undisturbed one, and what the kinds and `attackers.QUIET`
-allow.
+kind may cost; `attacks` lists actions that a member may take, and does not take here. The job's
+results equal an undisturbed job's of as many steps, bit for bit; no sanitizer reports anything;
+each task holds at most the memory of the undisturbed one, and the allowance of the kinds and of
+`attackers.QUIET`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ def collect_garbage() -> Iterator[None]:
     to a minute: the thread that tunes its pipeline sleeps that long. A late collection has let
     another test fail by its timeout.
     """
-    # What earlier tests have left for good, such as TensorFlow's caches, is not gone through again.
+    # Objects that earlier tests have left for good, such as TensorFlow's caches, are not gone
+    # through again.
     gc.collect()
     gc.freeze()
     yield

@@ -128,7 +128,7 @@ def wait_until_gone(pid, timeout=60):
 
 
 def without_locks(folder):
-    """What is in a folder for temporary files, but for the file that locks ports."""
+    """The files in a folder for temporary files, except the file that locks ports."""
     left = set(folder.iterdir())
     shared = folder / f"tfdist-{os.getuid()}"
     return left - {shared} if [path.name for path in shared.glob("*")] == ["ports"] else left

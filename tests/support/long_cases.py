@@ -27,11 +27,11 @@ class Case(NamedTuple):
 
     function: str  # its id without parameters
     parameters: str  # their id, or "" without any
-    marks: tuple[pytest.Mark, ...]  # those named `long`
+    marks: tuple[pytest.Mark, ...]  # marks named `long`
 
     @classmethod
     def of(cls, item: pytest.Item) -> Case:
-        """Returns the case of what pytest has collected."""
+        """Returns the case of a collected item."""
         callspec = getattr(item, "callspec", None)
         parameters = callspec.id if callspec is not None else ""
         function = item.nodeid.removesuffix(f"[{parameters}]") if parameters else item.nodeid

@@ -93,7 +93,7 @@ def environment(template: dict[str, Any], values: dict[str, str]) -> dict[str, s
 
     Args:
       template: the pod's.
-      values: what the references to secrets and fields stand for, by the variable's name.
+      values: the values of the references to secrets and fields, by the variable's name.
     """
     found = {}
     for variable in template["spec"]["containers"][0]["env"]:

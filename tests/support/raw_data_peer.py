@@ -72,7 +72,7 @@ class Door(NamedTuple):
 def find_door(ranks: Any) -> Door:
     """Requests them from ps 0 of a two-worker job without a secret, as worker 0 beside a chief."""
     cluster = Cluster.from_tf_config(ranks[1].assignment.environment["TF_CONFIG"])
-    config = PsConfig.make(2, epoch_timeout=0.0)  # as of the jobs that are attacked
+    config = PsConfig.make(2, epoch_timeout=0.0)  # as in the attacked jobs
     return ask_for_door(cluster, None, 0, 1, config)
 
 

@@ -27,15 +27,15 @@ ALL_HAVE_TRAINED = "all have trained"  # a file
 
 
 def keep_company(ctx: Any, model: keras.Model, record: int) -> None:
-    """Goes on with steps of its own until all workers have trained their tasks.
+    """Continues with steps of its own until all workers have trained their tasks.
 
     In a synchronous job the others' last steps need this worker's gradients: the servers enlarge
-    those of a step that lacks one.
+    the gradients of a step that lacks one.
 
     Args:
       ctx: the rank's context.
       model: the ledger.
-      record: has a counter that nobody looks at.
+      record: has a counter that no test looks at.
     """
     data = ledger.batches(tf.data.Dataset.from_tensors(tf.constant(record, tf.int64)), 1)
     while not (ctx.tmp_path / ALL_HAVE_TRAINED).exists():
@@ -43,7 +43,7 @@ def keep_company(ctx: Any, model: keras.Model, record: int) -> None:
 
 
 class Pause(keras.callbacks.Callback):
-    """Pauses at the end of the batch with some numbers, until the test sends "go on".
+    """Pauses at the end of the batch with some numbers, until the test sends "continue".
 
     Args:
       ctx: the rank's context.
@@ -63,7 +63,7 @@ class Pause(keras.callbacks.Callback):
         time.sleep(self._slowness)
         if self.batches in self._after:
             self._ctx.report("paused", self.batches)
-            self._ctx.wait_for("go on", timeout=240)
+            self._ctx.wait_for("continue", timeout=240)
 
 
 def train_async(
@@ -95,7 +95,7 @@ def train_async(
       **options: of the strategy.
 
     Returns:
-      "counts", as this worker sees them at its end, and "rows", those of the table; "epochs" and
+      "counts", as this worker sees them at its end, and "rows", the table's; "epochs" and
       "batches" of its `fit`.
     """
     if "checkpoint_dir" in options:
@@ -126,7 +126,7 @@ def train_async(
     try:
         fitted = model.fit(batches, epochs=epochs, verbose=0, callbacks=[pause])
     except tf.errors.InvalidArgumentError:
-        # What the end of a script does that fails.
+        # The effect of the end of a script that fails.
         process.current._script.has_failed = True
         process.current.disconnect()
         os._exit(1)
@@ -182,7 +182,7 @@ def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str, mode: str) -> 
     strategy = tfdist.ParameterServerStrategy(
         mode=mode,
         epoch_timeout=0.0,
-        # In "sync" a step that drops a worker weighs its records more: a slow restart must not be one.
+        # A "sync" step that drops a worker weighs its records more; a slow restart drops none.
         worker_timeout=600.0,
         checkpoint_dir=folder,
         checkpoint_every=3.0,
@@ -224,7 +224,7 @@ def wait_for_tasks(
     Args:
       ranks: the processes.
       server: the rank of ps 0.
-      condition: of what ps 0 tells of the queue.
+      condition: of ps 0's report of the queue.
       what: the condition in words.
     """
     address = ranks[server].assignment.addresses[server]

@@ -1,7 +1,7 @@
 """The rules of Chrome's trace format, and queries of a timeline.
 
-The rules are those of Google's document "Trace Event Format": its "JSON Object Format", complete
-events and metadata events, which are all that a timeline has.
+The rules come from Google's document "Trace Event Format": its "JSON Object Format", complete
+events and metadata events, the only events of a timeline.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Timeline:
       path: the file.
 
     Attributes:
-      about: what the file says of itself.
+      about: the file's facts about itself.
       clocks: by task, what it says of its clock.
     """
 

@@ -1,4 +1,4 @@
-"""What each task of `tfdist check` does: it looks at its machine, and measures with the others."""
+"""A task of `tfdist check`: it examines its machine, and measures with the others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What is wrong with a job's hosts, by what was found and measured.
+"""The faults of a job's hosts, by the examinations and measurements.
 
 A rank is compared with the median of all ranks. A link is compared with the median of the ranks'
 fastest links: a host with a slow network makes all its links slow, and in a job of three that is
-most of them, while the fastest link of every other rank shows what the network can do.
+most of them. The fastest link of every other rank shows what the network can do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Fault:
     Attributes:
       is_problem: it has to be repaired; else a warning.
       who: the task or tasks.
-      text: what is wrong, and what to do.
+      text: the fault, and its remedy.
     """
 
     is_problem: bool
@@ -71,7 +71,8 @@ def judge(
             True,
             names[rank],
             f"its clock is {abs(clock.offset):.1f} s {'ahead of' if clock.offset > 0 else 'behind'}"
-            f" that of {names[0]}: times in logs and checkpoints cannot be compared; start NTP",
+            f" the clock of {names[0]}: times in logs and checkpoints cannot be compared; start "
+            "NTP",
         )
         for rank, clock in sorted(clocks.items())
         if abs(clock.offset) - clock.error > CLOCK_OFFSET
@@ -80,7 +81,7 @@ def judge(
 
 
 def _different(names: Sequence[str], machines: Sequence[Machine]) -> list[Fault]:
-    """What is not the same everywhere; the first rank that differs from rank 0 is named."""
+    """The values that differ between ranks; names the first rank that differs from rank 0."""
     found = []
     for what in machines[0].versions:
         versions = [machine.versions[what] for machine in machines]
@@ -95,7 +96,7 @@ def _different(names: Sequence[str], machines: Sequence[Machine]) -> list[Fault]
     same = len({machine.versions["tfdist"] for machine in machines}) == 1
     if same and None not in libraries and len(set(libraries)) > 1:
         odd = next(i for i, library in enumerate(libraries) if library != libraries[0])
-        text = f"its op library ({libraries[odd]}) is another build than that of {names[0]} "
+        text = f"its op library ({libraries[odd]}) is another build than the library of {names[0]} "
         found.append(Fault(False, names[odd], f"{text}({libraries[0]})"))
     return found
 

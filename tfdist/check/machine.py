@@ -1,4 +1,4 @@
-"""What a process can say about its own machine."""
+"""The facts that a process can read about its own machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tfdist.config.settings import Settings
 from tfdist.control import interfaces
 from tfdist.errors import TfdistError
 
-# A child reads memory of its parent, as one task of a machine reads that of another: neither is the
+# A child reads memory of its parent, as one task of a machine reads another's: neither is the
 # ancestor that the Yama security module would let read.
 _READER = """
 import ctypes, sys
@@ -52,8 +52,8 @@ class Machine:
       locked_memory: the most bytes that it may lock in memory; `None` is no limit.
       checkpoint_dir: the directory for checkpoints, if one is named.
       free_disk: bytes that are free there.
-      problems: what does not work, as a sentence each.
-      warnings: what works, but not well.
+      problems: the faults, as a sentence each.
+      warnings: the weaknesses that prevent nothing.
     """
 
     host: str

@@ -1,6 +1,6 @@
 """Measures the ranks of a job: their speed, their clocks, and the link of each pair.
 
-Each pair has a communicator of its own, whose connections are those of any collective between the
+Each pair has a communicator of its own, whose connections are like any collective's between the
 two: TCP between hosts, shared memory within one.
 """
 
@@ -46,11 +46,11 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class RankClock:
-    """A rank's clock, compared with that of rank 0.
+    """A rank's clock, compared with rank 0's clock.
 
     Attributes:
       offset: seconds that it is ahead.
-      error: the most that `offset` may be wrong by.
+      error: the largest possible error of `offset`.
     """
 
     offset: float

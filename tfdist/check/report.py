@@ -1,4 +1,4 @@
-"""What `tfdist check` shows, as a table and as JSON."""
+"""The report of `tfdist check`, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdist.check.measure import Link, RankClock
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What was found.
+    """The results of `tfdist check`.
 
     Attributes:
       names: of the tasks, by rank.
@@ -21,7 +21,7 @@ class Report:
       speeds: floating-point operations per second of each rank.
       links: of each pair of ranks.
       clocks: of ranks from 1 on, compared with rank 0.
-      findings: what is wrong, problems first.
+      findings: the faults, problems first.
     """
 
     names: Sequence[str]
@@ -40,7 +40,7 @@ class Report:
         links: Sequence[Link],
         clocks: dict[int, RankClock],
     ) -> Report:
-        """Returns a report with what is wrong."""
+        """Returns a report with the faults."""
         findings = judge(names, machines, speeds, links, clocks)
         return cls(names, machines, speeds, links, clocks, findings)
 

@@ -1,7 +1,7 @@
 """The order in which pairs of ranks are measured: no two pairs share a host at a time.
 
 The hosts play a round-robin tournament by the circle method: one host stays, the others move one
-place around the table after each round, and those that sit opposite each other are measured.
+place around the table after each round, and hosts that sit opposite each other are measured.
 
     round 0    a b     round 1    a d     round 2    a c
                d c                c b                b d

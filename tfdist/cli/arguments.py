@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    # What `add_subparsers` returns; argparse has no public name for it.
+    # The result of `add_subparsers`; argparse has no public name for it.
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -23,7 +23,7 @@ def add_command(
 
     Args:
       among: the commands that it is one of.
-      name: what the user types.
+      name: the word that the user types.
       summary: its line in the list of commands.
       description: the text above the options in its --help.
       epilog: the text below them.
@@ -70,7 +70,7 @@ def seconds(text: str) -> float:
     return value
 
 
-def add_job_options(parser: argparse.ArgumentParser, instead_of: str) -> None:
+def add_watch_options(parser: argparse.ArgumentParser, instead_of: str) -> None:
     """Adds the options of a command that looks at a running job.
 
     Args:
@@ -84,5 +84,5 @@ def add_job_options(parser: argparse.ArgumentParser, instead_of: str) -> None:
         help=f"the job file of a 'tfdist run', with addresses and secret, instead of {instead_of}",
     )
     parser.add_argument(
-        "--watch", type=seconds, metavar="S", help="go on, with a table every S seconds"
+        "--watch", type=seconds, metavar="S", help="continue, with a table every S seconds"
     )

@@ -13,7 +13,7 @@ from tfdist.cli.arguments import seconds, whole_number
 DESCRIPTION = """\
 Checks this machine, or all machines of a job: versions, the op library, ports, shared memory,
 limits, the disk for checkpoints, clocks, the speed of each task, and latency and bandwidth of each
-pair of tasks. It names what is slow, and says what to do. Start it in each place in which a task
+pair of tasks. It names slow parts, and their remedies. Start it in each place in which a task
 is to run; the task of rank 0 prints the report."""
 EPILOG = """\
 examples:

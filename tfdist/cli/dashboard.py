@@ -8,7 +8,7 @@ from tfdist.cli.arguments import whole_number
 from tfdist.cli.top import add_target_options
 
 DESCRIPTION = """\
-Serves a web page about a running job: what its tasks do, who talks to whom, the last seconds of
+Serves a web page about a running job: the states and connections of its tasks, the last seconds of
 their collectives and steps, and the loss. The page only reads. The job must have been started with
 TFDIST_METRICS_PORT."""
 EPILOG = """\

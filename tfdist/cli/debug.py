@@ -10,12 +10,12 @@ from tfdist.cli.arguments import add_command
 from tfdist.cli.job_options import add_job_options
 
 DESCRIPTION = """\
-Looks at a job that hangs, or has failed: what its tasks did last, and which task and collective are
-the cause."""
+Looks at a job that hangs, or has failed: names the last operations of its tasks, and the task and
+the collective that are the cause."""
 EPILOG = None
 DUMP_DESCRIPTION = """\
-Asks all tasks of a job on this machine to write what they did last, and prints where. The tasks go
-on. A task answers also while its main thread waits, or runs an endless loop."""
+Asks all tasks of a job on this machine to write what they did last, and prints where. The tasks
+continue. A task answers also while its main thread waits, or runs an endless loop."""
 DUMP_EPILOG = """\
 examples:
   tfdist debug dump --job /tmp/tfdist-1000/4711.json
@@ -72,7 +72,7 @@ def _dump(chosen: argparse.Namespace) -> int:
         return _refused("dump", str(error))
     for name, answer in answers.items():
         print(printable_line(f"{name}: {answer}"))
-    print(printable_line(f"'tfdist debug explain {directory}' says what they tell"))
+    print(printable_line(f"'tfdist debug explain {directory}' explains them"))
     return 0 if all(answer.startswith("written") for answer in answers.values()) else 1
 
 

@@ -13,9 +13,10 @@ Writes Kubernetes manifests. They are printed, for a file in git or for 'kubectl
 asks no cluster. Needs PyYAML: pip install 'tfdist[k8s]'."""
 EPILOG = None
 RENDER_DESCRIPTION = """\
-Prints the manifests of a job: what starts its pods, a headless service, disruption budgets, and as
-asked for a priority class, a gang, volumes, an autoscaler and a network policy. Everything after --
-is what each container runs. The secret is not among them: 'tfdist k8s secret' makes it."""
+Prints the manifests of a job: the object that starts its pods, a headless service, disruption
+budgets, and as asked for a priority class, a gang, volumes, an autoscaler and a network policy.
+Everything after -- is the command of each container. The secret is not among them: 'tfdist k8s
+secret' makes it."""
 RENDER_EPILOG = """\
 engines:
   jobset       JobSet: all roles are one object (needs its controller)
@@ -52,7 +53,7 @@ exit code:
 def add_arguments(k8s: argparse.ArgumentParser) -> None:
     """Adds the commands `render` and `secret`."""
     commands = k8s.add_subparsers(dest="of_k8s", title="commands", metavar="COMMAND", required=True)
-    summary = "what starts the job, and what stands beside it"
+    summary = "the job and the objects beside it"
     render = add_command(commands, "render", summary, RENDER_DESCRIPTION, RENDER_EPILOG)
     render.usage = "tfdist k8s render [options] -- program [its own arguments]"
     _add_tasks(render)
@@ -90,7 +91,7 @@ def _add_tasks(render: argparse.ArgumentParser) -> None:
         "--engine",
         choices=("jobset", "job", "trainjob", "tfjob", "statefulset"),
         default="jobset",
-        help="what starts the pods (default: jobset)",
+        help="the kind of object that starts the pods (default: jobset)",
     )
     render.add_argument(
         "--workers",
@@ -152,7 +153,7 @@ def _add_pods(render: argparse.ArgumentParser) -> None:
         type=whole_number(1),
         default=10001,
         metavar="UID",
-        help="user and group of the containers (default: 10001, that of tfdist's Dockerfile)",
+        help="user and group of the containers (default: 10001, as in tfdist's Dockerfile)",
     )
     render.add_argument(
         "--metrics-port", type=whole_number(1), metavar="P", help="TFDIST_METRICS_PORT"
@@ -174,7 +175,7 @@ def _add_protection(render: argparse.ArgumentParser) -> None:
     render.add_argument(
         "--no-egress",
         action="store_true",
-        help="of the network policy: let the pods, too, connect to each other and to DNS alone",
+        help="of the network policy: also let the pods connect to each other and to DNS alone",
     )
     render.add_argument(
         "--metrics-namespace",
@@ -196,7 +197,7 @@ def _add_scheduling(render: argparse.ArgumentParser) -> None:
         metavar="N",
         help="make a priority class of this value; 0 or less preempts no other pod",
     )
-    render.add_argument("--priority-class", metavar="NAME", help="use one that exists")
+    render.add_argument("--priority-class", metavar="NAME", help="use an existing one")
     render.add_argument(
         "--autoscale",
         type=whole_number(1),

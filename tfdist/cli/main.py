@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add(commands, "tasks", "look at the data tasks of a job", tasks_command)
     ps = add_command(commands, "ps", "look at parameter servers")
     of_ps = ps.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    add(of_ps, "stats", "what they hold and do", stats_command)
+    add(of_ps, "stats", "show their contents and their work", stats_command)
     add(commands, "top", "show what the tasks of a job do", top_command)
     add(commands, "dashboard", "serve a web page about a running job", dashboard_command)
     add(commands, "metrics", "let Prometheus read a job's metrics", metrics_command)

@@ -1,4 +1,4 @@
-"""The command `tfdist metrics`: what Prometheus needs to read a job's metrics."""
+"""The command `tfdist metrics`: the configuration by which Prometheus reads a job's metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         choices=("token", "targets"),
-        help="token: what requests from other hosts carry; targets: the tasks' addresses, as JSON",
+        help="token: sent with requests from other hosts; targets: the tasks' addresses, as JSON",
     )
     parser.add_argument(
         "--job",
@@ -76,7 +76,7 @@ def _targets(job: Path | None) -> str:
     metrics = JobFile.read(job).metrics
     if not metrics:
         raise ClusterConfigError(
-            f"{job}: expected a job that was started with TFDIST_METRICS_PORT, received one that "
-            "serves no metrics"
+            f"{job}: expected a job that was started with TFDIST_METRICS_PORT, received a job "
+            "that serves no metrics"
         )
     return json.dumps([{"targets": list(metrics.values())}])

@@ -1,4 +1,4 @@
-"""The command `tfdist plan`. It needs neither TensorFlow nor a cluster, but for --model."""
+"""The command `tfdist plan`. It needs neither TensorFlow nor a cluster, except for --model."""
 
 from __future__ import annotations
 

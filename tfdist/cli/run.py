@@ -20,8 +20,8 @@ DESCRIPTION = """\
 Starts the tasks of a training job on this machine, or with --hosts on several over ssh: each runs
 the script with its own TF_CONFIG.
 Their output is shown with a prefix such as "[worker 1]". When one task fails, the others are
-stopped and the first failure is reported, or with --restarts the job goes on. The workers of an
-elastic job (--workers MIN:MAX) fail, leave and join while the others go on."""
+stopped and the first failure is reported, or with --restarts the job continues. The workers of an
+elastic job (--workers MIN:MAX) fail, leave and join while the others continue."""
 EPILOG = """\
 Everything after the script is passed to it unchanged, options too.
 
@@ -39,7 +39,7 @@ examples:
       'tfdist scale' starts and ends workers; with fewer than two the job fails
 
 exit code:
-  0 when all went well; else that of the first task that failed (128 + n if signal n ended it);
+  0 when all went well; else the code of the first task that failed (128 + n if signal n ended it);
   124 at the time limit; 130 after Ctrl-C; 143 after SIGTERM, also to one of the tasks, on which a
   scheduler can start the job again; 2 for a wrong command line. Of an elastic job: 0 when all
   workers that still ran have ended well, 143 when all have left after a SIGTERM to them.
@@ -158,7 +158,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_command,
         default=("ssh",),
         metavar="COMMAND",
-        help="what connects to a host, with its options, as in 'ssh -p 2222 -i key' (default: ssh)",
+        help="the program that connects to hosts, as in 'ssh -p 2222 -i key' (default: ssh)",
     )
     parser.add_argument(
         "--python",

@@ -10,9 +10,9 @@ from tfdist.cli.arguments import whole_number
 
 DESCRIPTION = """\
 Sets the number of workers of a running elastic job ('tfdist run --workers MIN:MAX'), from MIN to
-MAX. More workers: it starts those with the lowest free numbers, at last those that were left out
-because they failed again and again. Fewer: those with the highest numbers get SIGTERM, and leave
-after their step. The others go on."""
+MAX. More workers: it starts the workers with the lowest free numbers, and at last workers that were
+left out because they failed again and again. Fewer: the workers with the highest numbers get
+SIGTERM, and leave after their step. The others continue."""
 EPILOG = """\
 examples:
   tfdist scale 4 --job /tmp/tfdist-1000/4711.json

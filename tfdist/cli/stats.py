@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tfdist.cli.arguments import add_job_options, seconds
+from tfdist.cli.arguments import add_watch_options, seconds
 
 DESCRIPTION = """\
 Asks the parameter servers of a running job what they hold and what they do, per second, between two
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='the control addresses of the servers, "host:port,host:port", or a TF_CONFIG '
         "(default: the variable TF_CONFIG)",
     )
-    add_job_options(parser, "--cluster")
+    add_watch_options(parser, "--cluster")
     parser.add_argument(
         "--interval",
         type=seconds,

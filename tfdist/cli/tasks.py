@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from tfdist.cli.arguments import add_job_options
+from tfdist.cli.arguments import add_watch_options
 
 DESCRIPTION = """\
-Shows the data tasks of a running job: how many are done, which are pending, with whom and since
-when, which are parked, records per second and the time left. With TFDIST_SECRET, or
+Shows the data tasks of a running job: how many are done, which are pending, with which worker and
+since when, which are parked, records per second and the time left. With TFDIST_SECRET, or
 TFDIST_SECRET_FILE, as the job has it."""
 EPILOG = """\
 examples:
@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address",
         metavar="HOST:PORT",
-        help="the control address of the task that deals them out (default: that of TF_CONFIG)",
+        help="the control address of the task that deals them out (default: from TF_CONFIG)",
     )
-    add_job_options(parser, "--address")
+    add_watch_options(parser, "--address")
 
 
 def run(chosen: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ Records what the tasks of a job do while it runs: steps, collectives, requests t
 checkpoints. 'tfdist run --timeline FILE' records a whole job."""
 EPILOG = None
 START_DESCRIPTION = """\
-Lets all tasks of a job on this machine begin to record. The job goes on."""
+Lets all tasks of a job on this machine begin to record. The job continues."""
 START_EPILOG = """\
 examples:
   tfdist timeline start slow.json --job /tmp/tfdist-1000/4711.json
@@ -122,7 +122,7 @@ def _merge(chosen: argparse.Namespace) -> int:
 
 
 def _write(command: str, timeline: Path, code: int) -> int:
-    """Merges the parts, and says what the timeline has; returns the exit code."""
+    """Merges the parts, and describes the timeline; returns the exit code."""
     from tfdist.config.printing import printable
     from tfdist.observe.timeline import parts
     from tfdist.observe.timeline.merge import merge

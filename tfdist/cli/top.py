@@ -9,8 +9,8 @@ from tfdist.cli.arguments import seconds
 
 DESCRIPTION = """\
 Shows what the tasks of a running job do: steps and rows per second, the share of time in which they
-communicate and for which they wait, for whom, bytes, memory, and data tasks. The job must have been
-started with TFDIST_METRICS_PORT."""
+communicate and wait, the task that they wait for, bytes, memory, and data tasks. The job must have
+been started with TFDIST_METRICS_PORT."""
 EPILOG = """\
 examples:
   tfdist top --job job.json
@@ -38,8 +38,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--targets",
         metavar="HOST:PORT,...",
-        help="where the tasks serve their metrics; the secret is that of TFDIST_SECRET or "
-        "TFDIST_SECRET_FILE",
+        help="addresses of the tasks' metrics; the secret: TFDIST_SECRET or TFDIST_SECRET_FILE",
     )
 
 

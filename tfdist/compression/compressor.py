@@ -88,7 +88,7 @@ class Compressor(abc.ABC):
 
         Args:
           tensors: dense, of any dtypes of `tfdist.ops.all_reduce`; the same on every rank.
-          communicator: the ranks; `None` means those of the job.
+          communicator: the ranks; `None` means the job's ranks.
           reduce_op: "sum" or "mean".
           label: the name in error messages.
           timeout: as for `tfdist.ops.all_reduce`.
@@ -131,7 +131,7 @@ class Compressor(abc.ABC):
         return [results[i] for i in range(len(values))]
 
     def state_of(self, variable: tf.Variable) -> GradientState | None:
-        """What is kept for the gradient of a variable; `None` if the method keeps nothing."""
+        """The state kept for the gradient of a variable; `None` if the method keeps nothing."""
         return None
 
     def _takes(self, tensor: tf.Tensor) -> bool:

@@ -59,7 +59,7 @@ class FP16(Compression):
 class BF16(Compression):
     """Values travel as bfloat16, half the bytes of float32.
 
-    Every sum of two values is rounded to 8 bits; the range is that of float32. A mean divides at
+    Every sum of two values is rounded to 8 bits; the range is float32's. A mean divides at
     the end, in full precision.
     """
 
@@ -102,9 +102,10 @@ class OneBit(Compression):
 
     A tensor counts as a matrix whose columns are its last dimension, so a column holds the weights
     of one unit or filter; a vector is one column. Every rank sums a part of the columns, and sends
-    the sum in one bit too. What a step could not express, of its gradient and of its sum, is added
-    in the next step: error feedback. Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient
-    descent and its application to data-parallel distributed training of speech DNNs", 2014.
+    the sum in one bit too. The part that a step could not express, of its gradient and of its sum,
+    is added in the next step: error feedback. Seide, Fu, Droppo, Li and Yu, "1-bit stochastic
+    gradient descent and its application to data-parallel distributed training of speech DNNs",
+    2014.
 
     Each of N ranks sends 2 (N-1)/N times one bit for each value and 8 bytes for each column, nearly
     1/32 of an uncompressed all-reduce for tall matrices.

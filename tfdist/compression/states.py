@@ -21,13 +21,13 @@ class GradientState:
         self._restored: dict[str, TensorLike] = {}
 
     def saved(self) -> dict[str, tf.Tensor | ResourceVariable]:
-        """The variables, and the restored values of those that have not been made, by name."""
+        """The variables, and the restored values of variables that have not been made, by name."""
         with tf.init_scope():  # also while a function is traced
             values = {name: tf.constant(value) for name, value in self._restored.items()}
         return {**values, **self._variables}
 
     def restore(self, values: Mapping[str, TensorLike]) -> None:
-        """Gives variables their values, those that have not been made when they are."""
+        """Gives variables their values, as soon as they are made."""
         for name, value in values.items():
             if name in self._variables:
                 self._variables[name].assign(value)
@@ -56,7 +56,7 @@ class GradientState:
 
 
 def is_of_each_process(handle: tf.Tensor) -> bool:
-    """Whether a resource is that of a variable which each process has for its own gradients.
+    """Whether a resource belongs to a variable which each process has for its own gradients.
 
     Args:
       handle: an eager tensor.
@@ -78,7 +78,7 @@ class GradientStates:
     def of(
         self, tensors: list[tf.Tensor], variables: list[tf.Variable | None], communicator: int
     ) -> list[GradientState]:
-        """Returns one state per tensor, that of the variable at the same index if there is one.
+        """Returns one state per tensor, of the variable at the same index if there is one.
 
         Args:
           tensors: the tensors that are reduced.

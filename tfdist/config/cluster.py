@@ -1,6 +1,6 @@
 """The tasks of a job, and this process's own task.
 
-`Cluster` is the frozen form of `TF_CONFIG`, of what a launcher says (`environments`), or of a
+`Cluster` is the frozen form of `TF_CONFIG`, of a launcher's variables (`environments`), or of a
 `tf.distribute` resolver. This module does not
 import TensorFlow.
 

@@ -50,8 +50,8 @@ class Elastic:
                 )
             if value > MAX_WORKERS:
                 raise ClusterConfigError(
-                    f"Elastic: expected {name} to be at most {MAX_WORKERS}, which is what elastic "
-                    f"training supports, received {value}"
+                    f"Elastic: expected {name} to be at most {MAX_WORKERS}, the limit of elastic "
+                    f"training, received {value}"
                 )
         if self.max_workers is not None and self.max_workers < self.min_workers:
             raise ClusterConfigError(

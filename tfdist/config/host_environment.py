@@ -1,7 +1,7 @@
 """The environment of tasks on another host than the launcher's.
 
-Such a task has the variables of its user's login there, and those of the launcher that concern the
-training. The others, such as `PATH` and `HOME`, are about the launcher's machine.
+Such a task has the variables of its user's login there, and the launcher's variables that concern
+the training. The others, such as `PATH` and `HOME`, are about the launcher's machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def passed_environment(
     """Returns the variables that travel to other hosts.
 
     Args:
-      environ: those of the job on the launcher's machine.
+      environ: the job's variables on the launcher's machine.
       secret: the job's secret, which is passed by value.
       names: further variables.
 

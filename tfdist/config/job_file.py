@@ -97,7 +97,7 @@ class JobFile:
                     received = "another user's"
                 elif about.st_mode & 0o022:
                     mode = stat.S_IMODE(about.st_mode)
-                    received = f"one that other users can write (mode {mode:03o})"
+                    received = f"a file that other users can write (mode {mode:03o})"
                 else:
                     if about.st_mode & 0o077:
                         _log.warning(

@@ -11,7 +11,7 @@ class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
     """Presents a `Cluster` to TensorFlow code that takes a resolver.
 
     Args:
-      cluster: the job's tasks and this process's own; None means that of
+      cluster: the job's tasks and this process's own; None means the cluster of
         `Cluster.from_environment`.
       num_accelerators: accelerators of this process by device type, such as {"GPU": 1}; None asks
         TensorFlow for the devices of this process, which initialises them.
@@ -45,7 +45,7 @@ class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns the address of a task; without a task, that of this process.
+        """Returns the address of a task; without a task, this process's.
 
         Args:
           task_type: the type of the task, given with `task_id`.
@@ -78,7 +78,7 @@ class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
     ) -> dict[str, int]:
         """Returns how many accelerators of each type this process has.
 
-        TensorFlow may name a task; the tasks of one job are assumed to be alike.
+        TensorFlow may name a task; the tasks of one job are assumed to be equal.
         """
         del task_type, task_id, config_proto
         if self._num_accelerators is not None:

@@ -44,13 +44,13 @@ class Settings:
         means a job of fixed size.
       elastic_start_timeout: seconds after which an elastic job begins with fewer workers than it
         starts with, if its least number is there (`TFDIST_ELASTIC_START_TIMEOUT`); None: never.
-      elastic_records: bytes that a worker keeps in memory of what calls of `fit`, `evaluate` and
-        `predict` have left; what comes then is kept in a file (`TFDIST_ELASTIC_RECORDS`).
+      elastic_records: bytes of the results of `fit`, `evaluate` and `predict` that a worker keeps
+        in memory; further results are kept in a file (`TFDIST_ELASTIC_RECORDS`).
       tombstone_dir: the directory that tells late processes of an elastic job that it has ended, or
         None (`TFDIST_TOMBSTONE_DIR`).
       job_id: the job's name there (`TFDIST_JOB_ID`; in a step of Slurm its numbers), or None.
       interface: the network interface for data connections, by its name or as a network such as
-        "10.1.0.0/16" (`TFDIST_INTERFACE`); None means that of the task's address.
+        "10.1.0.0/16" (`TFDIST_INTERFACE`); None means the interface of the task's address.
     """
 
     secret: bytes | None = dataclasses.field(default=None, repr=False)
@@ -127,8 +127,8 @@ class Settings:
 def allows_untested_keras() -> bool:
     """Whether this process may train with a Keras that is newer than the newest tested one.
 
-    `TFDIST_ALLOW_UNTESTED_KERAS` is no field of `Settings`: it concerns processes without a job,
-    too, which validate no other variable.
+    `TFDIST_ALLOW_UNTESTED_KERAS` is no field of `Settings`: it also concerns processes without a
+    job, which validate no other variable.
 
     Raises:
       ClusterConfigError: the variable is neither 0 nor 1.

@@ -101,7 +101,7 @@ def addresses_in(text: str, source: str, owners: str) -> list[str]:
     Args:
       text: the list.
       source: its origin in messages, such as "--targets".
-      owners: what has these addresses, such as "tasks".
+      owners: the owners of these addresses, such as "tasks".
 
     Raises:
       ClusterConfigError: it has another form, or is empty.
@@ -164,7 +164,7 @@ def check_tasks(roles: Mapping[str, Sequence[Any]], source: str) -> None:
     if owner and not (roles.get("chief") or roles.get("worker")):
         raise ClusterConfigError(
             f"{source}: expected a chief or at least one worker, received only "
-            f"{', '.join(role for role in roles if roles[role])}: nobody would train"
+            f"{', '.join(role for role in roles if roles[role])}: no task would train"
         )
 
 

@@ -16,7 +16,7 @@ This package knows no subject. A *service* keeps its requests beside what it ser
 into bytes and checks each field. `server` and `client` carry them over the network, on generic gRPC
 handlers, and a long request in pieces (`pieces`). With a shared secret, requests and answers are
 signed (`signing`). `callers` compares the jobs of two tasks. `held_calls` holds calls,
-`connections` bounds those of strangers to a server, and `refusals` their share of its log.
+`connections` bounds strangers' connections to a server, and `refusals` their share of its log.
 `waiting` is how a task waits for another one.
 """
 

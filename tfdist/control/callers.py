@@ -1,4 +1,4 @@
-"""What requests say of their callers: the job's addresses, and a rank."""
+"""The fields of requests about their callers: the job's addresses, and a rank."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class RefusedError(ClusterConfigError):
 
 
 class Caller(Protocol):
-    """What messages say of the calling task; a `Cluster` is one."""
+    """The fields of messages about the calling task; a `Cluster` is one."""
 
     @property
     def task_name(self) -> str:

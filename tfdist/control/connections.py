@@ -1,4 +1,4 @@
-"""The connections of a control port: those whose callers have proven nothing are bounded.
+"""The connections of a control port: a bound for callers that have proven nothing.
 
 gRPC shows its server the caller of a call, but no connection without one. Only its newer versions
 have a limit, and a stranger who holds all places of it keeps the others out. The sockets are

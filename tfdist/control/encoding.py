@@ -97,7 +97,7 @@ def decode_object(body: bytes, max_items: float = math.inf) -> JsonObject:
     try:
         message = json.loads(text.decode(), object_hook=with_bytes)
         if b"\\u" in text:
-            # Fails for a lone surrogate, which nobody could hash, send or print later.
+            # Fails for a lone surrogate, which no later code could hash, send or print.
             json.dumps(message, default=len, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise _not_an_object(f"{len(body)} bytes with half of a surrogate pair") from None

@@ -1,9 +1,9 @@
-"""The network interface on which a task listens: that of its own address in the cluster.
+"""The network interface on which a task listens: the interface of its own address in the cluster.
 
 `TFDIST_INTERFACE` selects another one for data connections, whose address a task tells the others.
-That address may be none of this host's, as behind a NAT, or one that only this host can reach, as
-Debian's 127.0.1.1 for the host's own name. A task then listens on all addresses, but only with a
-shared secret.
+That address may be none of this host's, as behind a NAT, or an address that only this host can
+reach, as Debian's 127.0.1.1 for the host's own name. A task then listens on all addresses, but only
+with a shared secret.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def is_of_this_host(address: str) -> bool:
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether a host, by its name alone, is one that only this machine can reach."""
+    """Whether a host's name is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

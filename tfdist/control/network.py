@@ -13,7 +13,7 @@ from tfdist.errors import ClusterConfigError
 
 _SIOCGIFCONF = 0x8912
 _NAME_BYTES = 16
-# sizeof(struct ifreq): the name, and a union whose size is that of struct ifmap.
+# sizeof(struct ifreq): the name, and a union whose size is struct ifmap's.
 _RECORD_BYTES = _NAME_BYTES + struct.calcsize("@LLHBBB0L")
 _MAX_ADDRESSES = 4096
 _IPV6 = Path("/proc/net/if_inet6")
@@ -62,7 +62,7 @@ def select(wanted: str) -> str:
         "10.1.0.0/16".
 
     Raises:
-      ClusterConfigError: no address of this host matches; names those that exist.
+      ClusterConfigError: no address of this host matches; names the existing ones.
     """
     known = interfaces_of_this_host()
     by_name = [address for name, address in known if name == wanted]

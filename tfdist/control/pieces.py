@@ -28,7 +28,7 @@ MAX_REQUEST_BYTES = 64 * 1024  # of one call
 PIECE_BYTES = 60 * 1024
 # Of a long request, which also bounds the incomplete ones of a connection.
 MAX_LONG_BYTES = 12 << 20
-# Of all incomplete requests and those being answered, besides a long one for each rank.
+# Of all incomplete requests and requests being answered, besides a long one for each rank.
 _MAX_KEPT = 48 << 20
 _MAX_IDS_OF_A_PEER = 8
 _MAX_ID = 64  # characters

@@ -159,7 +159,7 @@ class QuietBrokenCalls(logging.Filter):
 
 
 def _rank_in(body: bytes) -> int | None:
-    """Returns the rank that the caller says it is, if it says one that is not negative."""
+    """Returns the rank that the caller says it is, if the rank is not negative."""
     try:
         rank = encoding.decode_object(body).get("rank")
     except encoding.MessageError:

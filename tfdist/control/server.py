@@ -69,7 +69,7 @@ _BODY_TIMEOUT = 10.0
 # Bytes of answers that callers have not read. Small ones do not count: a member waits for many.
 _MAX_UNREAD, _SMALL = 256 << 20, 1 << 16
 # Seconds between two looks at the connections, and the share of a processor that they may take:
-# usually, and after one that has closed some. In five milliseconds a stranger sends a megabyte.
+# usually, and after a look that has closed some. In five milliseconds a stranger sends a megabyte.
 _LOOK_INTERVAL, _LOOK_SHARE = 0.1, 0.05
 _NEXT_LOOK_INTERVAL, _NEXT_LOOK_SHARE = 0.005, 0.25
 
@@ -96,7 +96,7 @@ class ControlServer:
       interface: the interface (`TFDIST_INTERFACE`) on which it listens if the task's address is
         none of this host's.
       is_from_the_job: whether a request proves by itself that a task of the job has made it.
-      role: what this task is instead, for callers of other services.
+      role: this task's role, for callers of other services.
       elsewhere: where callers of the job find services that this task does not have.
 
     Raises:

@@ -12,8 +12,11 @@
 | `steps.py` | `step` and `commit`, for loops other than `fit` |
 | `service.py`, `server.py` | `distribute`: pipelines on data workers |
 | `position.py`, `openings.py`, `order.py`, `iterators.py` | exact resume of other data |
+| `draws.py`, `seeds.py` | the orders that shuffles draw, and the seeds |
+| `shares.py`, `rows.py` | the rows of a worker, and the rows of a dataset |
+| `queue/` | the queues themselves, and their master |
 
-`queue/` has the queues themselves, and their master; it does not import TensorFlow. See
+`queue/` does not import TensorFlow. See
 docs/guides/data.md, docs/guides/data_service.md and docs/guides/resume.md.
 """
 

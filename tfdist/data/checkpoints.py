@@ -15,7 +15,7 @@ def is_needed() -> bool:
 
 
 def state() -> str:
-    """Returns the state of all queues, with what all workers have trained by now.
+    """Returns the state of all queues, with the records that all workers have trained by now.
 
     Under all-reduce all workers must call it, between the same two steps.
     """
@@ -25,9 +25,9 @@ def state() -> str:
 
 
 def own_state() -> str:
-    """Returns the state of all queues, with what this worker has trained by now.
+    """Returns the state of all queues, with the records that this worker has trained by now.
 
-    What other workers have trained since their last report is not in it.
+    It lacks the records that other workers have trained since their last report.
     """
     feeds.current.report()
     return feeds.current.client().state()

@@ -1,4 +1,4 @@
-"""How many orders the shuffles of a dataset have drawn, and how they go on from there.
+"""How many orders the shuffles of a dataset have drawn, and how they continue from there.
 
 A `shuffle` that reshuffles has a seed generator. Each new iterator takes the next seeds from it:
 
@@ -125,7 +125,7 @@ def go_to(datasets: Iterable[object], draws: Sequence[int]) -> list[str]:
 
     Args:
       datasets: as they were given to `drawn` there.
-      draws: what `drawn` returned there.
+      draws: the result of `drawn` there.
 
     Returns:
       Why the orders will be others, in plain words; none if they are the same.
@@ -162,7 +162,7 @@ class _Probe:
     """An iterator that is saved and restored, and never read.
 
     Args:
-      dataset: what it iterates over.
+      dataset: the dataset that it iterates over.
     """
 
     def __init__(self, dataset: tf.data.Dataset) -> None:

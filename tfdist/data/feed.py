@@ -1,4 +1,4 @@
-"""This worker's part in the queues of its job: what it reads, trains and commits.
+"""This worker's part in the queues of its job: the records that it reads, trains and commits.
 
 A `Feed` is one queue, seen from here. Three threads use it: tf.data's, which takes tasks and counts
 the records of each batch; the training's, which says that batches are trained; and one of this
@@ -65,7 +65,7 @@ class Feed:
 
     Args:
       name: the queue's name.
-      spec: what it is expected to deal out.
+      spec: the data that it is expected to deal out.
       describe: cuts the data into tasks.
       feeds: this worker's feeds.
     """
@@ -148,7 +148,7 @@ class Feed:
             is_first = len(self._streams) == 1
         if stream.is_over:
             return
-        if not is_first:  # what the iteration before has left comes first
+        if not is_first:  # the rest of the iteration before comes first
             self.report()
         epoch = stream.again
         if epoch is None:
@@ -275,7 +275,7 @@ class Feed:
             self._in_steps = True
             stream = self._streams[-1] if self._streams else None
         if stream is not None and not stream.is_pushed:
-            self.report()  # what was trained without pushes
+            self.report()  # the records trained without pushes
             self._push(stream)
         pushes.commits.begin_steps(self._number, batches)
 
@@ -407,11 +407,11 @@ class Feeds:
         self._control: ControlClient | None = None
         # Waits for this number of seconds until the pushes of steps have reached the servers.
         self.flush: Callable[[float], None] = lambda seconds: None
-        # Seconds to wait for what makes no progress.
+        # Seconds to wait without any progress.
         self.timeout = 0.0
         # Pushes the steps that the parameter servers' `n_push` has held back.
         self.push_rest: Callable[[], None] = lambda: None
-        # With parameter servers: what tells their pushes which records they commit.
+        # With parameter servers: the client that tells their pushes which records they commit.
         self.pushes: ParameterClient | None = None
         self._refused: set[int] = set()  # leases of batches that the servers have refused
         self._numbers = itertools.count(1)
@@ -444,7 +444,7 @@ class Feeds:
         return next(self._numbers)
 
     def take_refused(self, held: Container[int]) -> set[int]:
-        """Returns those of the leases that a refused batch had records of."""
+        """Returns the leases of which a refused batch had records."""
         if self.pushes is None:
             return set()
         batches, leases = self.pushes.commits.take_refused()

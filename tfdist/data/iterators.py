@@ -1,7 +1,7 @@
 """Iterators of distributed datasets that `tf.train.Checkpoint` saves and restores.
 
 TensorFlow's own cannot be saved. These save the number of the next batch, of all workers together,
-and not the buffers of a pipeline, so that another number of workers can go on from there.
+and not the buffers of a pipeline, so that another number of workers can continue from there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfdist.data.openings import Openings, Target, source_of, splits_batches
 from tfdist.data.position import InputPosition
 from tfdist.data.strategies import worker_input_of, workers_of
 
-# The classes of what `iter(strategy.experimental_distribute_dataset(...))` returns, for which
+# The classes of the iterators of `strategy.experimental_distribute_dataset(...)`, for which
 # TensorFlow, Keras and the functions that users decorate with tf.function ask.
 from tfdist.internals.tensorflow import (
     DistributedDataset,
@@ -192,8 +192,8 @@ class PositionedIterator(DistributedIterator, tf.train.experimental.PythonState)
             reasons.append(f"there were {position.workers} workers, which shared its files")
         if reasons:
             _log.warning(
-                "the iterator goes on at batch %d, but its data cannot be positioned exactly: %s. "
-                "The batches that follow are others than without the interruption",
+                "the iterator continues at batch %d, but its data cannot be positioned exactly: "
+                "%s. The batches that follow are others than without the interruption",
                 position.batches,
                 "; ".join(dict.fromkeys(reasons)),
             )

@@ -44,7 +44,7 @@ class BatchSource(Protocol):
           read: of how many openings before `opening` any batch was read.
 
         Returns:
-          A dataset of the global batches that remain; `None` if the one that was distributed in the
+          A dataset of the global batches that remain; `None` if the dataset distributed in the
           beginning now has just these.
         """
 
@@ -58,7 +58,7 @@ class BatchSource(Protocol):
 
     @property
     def datasets(self) -> Sequence[tf.data.Dataset]:
-        """Those whose shuffles draw an order for each opening, if any."""
+        """Datasets whose shuffles draw an order for each opening, if any."""
 
 
 class DatasetSource:
@@ -97,7 +97,7 @@ class DatasetSource:
 
 
 class DistributedSource:
-    """A dataset that was distributed by its user; all of it that is known is what a worker reads.
+    """A dataset that was distributed by its user; only a worker's part of it is known.
 
     Args:
       distributed: the dataset.
@@ -145,7 +145,7 @@ def source_of(dataset: object, distributed: DistributedData) -> BatchSource:
 
     Args:
       dataset: the dataset of global batches; anything else if there is none.
-      distributed: what this worker reads.
+      distributed: the dataset that this worker reads.
     """
     if feed_of(dataset) is not None:
         return TaskSource()
@@ -180,7 +180,7 @@ class Openings:
     Args:
       source: the global batches.
       distribute: makes of a dataset of global batches what this worker reads.
-      distributed: what this worker reads, from the beginning.
+      distributed: the dataset that this worker reads, from the beginning.
       splits_batches: tells whether each worker reads a share of each global batch. Else it reads
         other batches or files than the others, and leaves out as many of its own.
 
@@ -189,8 +189,8 @@ class Openings:
       batches: how many batches of this opening were read; the reader counts them.
       openings_read: of how many earlier openings batches were read.
       draws: how many orders the shuffles had drawn before this opening; see `drawn`.
-      others: what draws the orders of data that is read in between, such as validation data.
-      distributed: what this worker reads, from the beginning.
+      others: the objects that draw orders of data read in between, such as validation data.
+      distributed: the dataset that this worker reads, from the beginning.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Openings:
             target = dataclasses.replace(target, draws=None)
         are_known = target.draws is not None
         if not are_known and self._own_generators() and target.opening > self.opening:
-            # What the openings before it draw is drawn now, so that others can be told.
+            # The orders of the openings before it are drawn now, so that others can be told.
             self.source.begin_at(self.opening, target.opening, 0, target.openings_read)
             self.opening = target.opening - 1
             target = dataclasses.replace(target, draws=self.drawn())
@@ -309,7 +309,7 @@ class Openings:
         return list(generators(self.source.datasets))
 
     def _drawn_later(self) -> list[Drawing]:
-        """What draws an order when the data is read, not as soon as it is opened."""
+        """The objects that draw an order when the data is read, not as soon as it is opened."""
         datasets = self.source.datasets
         at_once = [each for dataset in datasets for each in generators_of_opening(dataset)]
         return [each for each in generators(datasets) if each not in at_once]

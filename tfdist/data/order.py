@@ -148,7 +148,7 @@ def _nodes(dataset: tf.data.Dataset, later: str = "") -> Iterator[tuple[tf.data.
 
 
 def _opener(dataset: tf.data.Dataset, index: int) -> str:
-    """What a dataset is, if it opens its input number `index` later than itself; else nothing."""
+    """The kind of a dataset, if it opens its input number `index` later than itself; else empty."""
     kind = type(dataset).__name__
     is_opened_at_once = kind == "_ConcatenateDataset" and index == 0
     return "" if is_opened_at_once else _OPENS_LATER.get(kind, "")

@@ -17,7 +17,7 @@ from tfdist.data.stream import Batching, Stream
 _KEPT = 4
 _NO_PASS = np.int64(-1)
 _FEED, _TRACKED = "tfdist_feed", "tfdist_tracked"
-# What keeps the order of the records and drops none but the last: by the names of the classes.
+# Datasets that keep the order of the records and drop none except the last, by class name.
 KEEPS_ORDER = {
     "_MapDataset",
     "_ParallelMapDataset",
@@ -35,7 +35,7 @@ BATCHES = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"}
 
 
 def mark(dataset: tf.data.Dataset, feed: Feed) -> tf.data.Dataset:
-    """Notes that the records of a dataset are those of a feed."""
+    """Notes that a dataset has the records of a feed."""
     setattr(dataset, _FEED, feed)
     return dataset
 
@@ -58,14 +58,14 @@ def is_tracked(dataset: tf.data.Dataset) -> bool:
 def tracked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the dataset, which tells its feed how many records each batch has.
 
-    Other datasets, and those that do so already, are returned as they are.
+    Other datasets, and datasets that do so already, are returned as they are.
 
     Args:
       dataset: of batches.
 
     Raises:
       ValueError: after `tfdist.data` it does something that changes the order or the number of the
-        records, so that nobody can tell which ones a step has trained.
+        records, so that the records a step has trained are unknown.
     """
     feed = feed_of(dataset)
     if feed is None or is_tracked(dataset):
@@ -181,9 +181,9 @@ def _batching(dataset: tf.data.Dataset) -> Batching | None:
 def _refusal(feed: Feed, what: str) -> str:
     return (
         f"tfdist.data: queue {feed.name!r}: expected map, batch, padded_batch, take, repeat and "
-        f"prefetch after it, received {what.strip('_')}: then nobody could tell which records a "
-        "step has trained. Shuffle with from_...(shuffle=True); filter before the data are cut "
-        "into tasks, or give the records that are left out a weight of 0"
+        f"prefetch after it, received {what.strip('_')}: the records that a step has trained would "
+        "be unknown. Shuffle with from_...(shuffle=True); filter before the data are cut into "
+        "tasks, or give the records that are left out a weight of 0"
     )
 
 

@@ -12,7 +12,7 @@ class InputPosition:
 
     A `shuffle` has another order each time its dataset is opened, that is, each time an iterator is
     made. So a batch is named by two numbers: the opening and the batches since. They count batches
-    of all workers together, so that another number of workers can go on from here.
+    of all workers together, so that another number of workers can continue from here.
 
     Args:
       epoch: the epoch of `fit`, from 0.
@@ -26,8 +26,8 @@ class InputPosition:
       seed_is_drawn: the seed was drawn at random, because the user had set none.
       workers: the number of workers at that time.
       draws: how many orders each shuffle that draws one for each opening had drawn before this
-        opening, in the life of its process: those of the training data, and then of the validation
-        data. `None` if that is unknown.
+        opening, in the life of its process: first the training data's, and then the validation
+        data's. `None` if that is unknown.
       draws_now: how many they have drawn now, if this opening has begun.
     """
 

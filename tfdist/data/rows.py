@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdist.data.pipeline import BATCHES, KEEPS_ORDER
 
-# What lets through every row, in any order and any number of times; by the names of the classes.
+# Datasets that let every row through, in any order and any number of times, by class name.
 _KEEPS_ROWS = KEEPS_ORDER - {"_TakeDataset"} | {"_ShuffleDataset", "CacheDataset"}
 
 

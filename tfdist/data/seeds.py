@@ -12,7 +12,7 @@ from tfdist.internals.tensorflow import context
 
 @dataclasses.dataclass(frozen=True)
 class Seed:
-    """What decides an order.
+    """The seed that decides an order.
 
     Args:
       value: the same on all workers.
@@ -30,11 +30,11 @@ def users_seed() -> Seed | None:
 
 
 def restored(own: Seed | None, position: InputPosition) -> tuple[Seed | None, list[str]]:
-    """Returns the seed to go on with.
+    """Returns the seed to continue with.
 
     Args:
       own: this process's.
-      position: where to go on.
+      position: where to continue.
 
     Returns:
       The seed of `position` if both were drawn, else `own`; and why the order is another one.

@@ -38,7 +38,7 @@ _WRONG_IN_SHARES = {
     "_TakeDataset": ("take", _POSITIONS, "slice the arrays or the list of files"),
     "_SkipDataset": ("skip", _POSITIONS, "slice the arrays or the list of files"),
     "_ShardDataset": ("shard", _POSITIONS, "leave it out"),
-    # After a shuffle, also that of list_files, each data worker reads everything (TensorFlow 2.21).
+    # After a shuffle, also list_files's, each data worker reads everything (TensorFlow 2.21).
     "_InterleaveDataset": (
         "interleave without num_parallel_calls",
         "TensorFlow may ignore the shares there",
@@ -58,10 +58,10 @@ def distribute(
 ) -> tf.data.Dataset:
     """Moves a pipeline to the job's data workers (`tfdist run --data-workers N`).
 
-    What precedes this call runs on the data workers; what is applied to the result runs in the
-    training worker. Every training worker must call this for the same datasets, in the same order.
-    Batches are those that the strategy gets without this call: a synchronous strategy splits each
-    between its workers, and elsewhere each goes to one worker.
+    Transformations before this call run on the data workers; transformations of the result run in
+    the training worker. Every training worker must call this for the same datasets, in the same
+    order. The batches are the same as without this call: a synchronous strategy splits each between
+    its workers, and elsewhere each goes to one worker.
 
     Without a cluster the process trains alone, and the dataset is returned unchanged.
 
@@ -138,11 +138,12 @@ def distribute(
     timeout = process.current.settings.rendezvous_timeout
     wait_for("data_dispatcher", cluster, timeout)
     if policy == _service.ShardingPolicy.OFF:
-        # One that came after the end of an epoch would not take part in it.
+        # A data worker that came after the end of an epoch would not take part in it.
         wait_for("data_worker", cluster, timeout)
     service = f"grpc://{cluster.data_dispatcher[0]}"
-    # By its name the first worker's is that of all. Otherwise an unseeded shuffle, whose graph
-    # differs from worker to worker, would be a dataset of each, and each would read all of its own.
+    # By its name the first worker's dataset is the dataset of all. Otherwise an unseeded shuffle,
+    # whose graph differs from worker to worker, would be a dataset of each, and each would read all
+    # of its own.
     dataset_id = _service.register_dataset(service, dataset, compression, dataset_id=name)
     return _from_dataset_id(
         policy,
@@ -159,8 +160,8 @@ def distribute(
 def _check_shares(dataset: tf.data.Dataset, api_name: str) -> None:
     """Raises ValueError if the pipeline has a transformation of `_WRONG_IN_SHARES`.
 
-    What a function of `interleave` or `flat_map` does is not looked at: it is for each of its
-    arguments, wherever it runs.
+    Datasets inside a function of `interleave` or `flat_map` are not examined: they belong to one
+    argument, wherever the function runs.
     """
     found = _WRONG_IN_SHARES.get(type(dataset).__name__)
     if found is not None:

@@ -52,8 +52,8 @@ def from_ranges(
         as the one for evaluation, needs another name.
 
     Returns:
-      A dataset of int64 scalars: in each process those that it has taken. Going through it once is
-      an epoch.
+      A dataset of int64 scalars: in each process the scalars that it has taken. Going through it
+      once is an epoch.
 
     Raises:
       ValueError: an argument is out of its range.
@@ -265,7 +265,7 @@ def _dataset(
                 yield read(task, _rows(feed, task))
 
     options = tf.data.Options()
-    # What a worker reads is its own: no strategy may cut it once more.
+    # A worker reads its own part: no strategy may cut it once more.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.deterministic = True
     read_tasks = tf.data.Dataset.from_generator(chunks, output_signature=signature)

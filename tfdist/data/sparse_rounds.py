@@ -1,16 +1,16 @@
 """Rounds of sparse updates without conflicts: Cyclades.
 
 Two updates conflict if they use a common id, a row of an embedding. In each round a batch of
-updates is drawn; those that conflict, directly or through others, form a connected component of the
-conflict graph. Each component goes to one worker, which makes its updates in their order:
+updates is drawn; updates that conflict, directly or through others, form a connected component of
+the conflict graph. Each component goes to one worker, which makes its updates in their order:
 
     batch         0: {a, b}   1: {c}   2: {b, d}   3: {e}   4: {c, f}
     components    {0, 2} by b          {1, 4} by c          {3}
     two workers   0, 2, 3              1, 4
 
 Workers never touch the same row within a round, and wait for each other after it. So their result
-is that of the serial order 0, 1, 2, 3, 4, to the bit, whatever their speeds. Components stay small
-while the batch is small beside 1 / (the largest share of the updates that use one id).
+equals the result of the serial order 0, 1, 2, 3, 4, to the bit, whatever their speeds. Components
+stay small while the batch is small beside 1 / (the largest share of the updates that use one id).
 
 Pan, Lam, Tu, Papailiopoulos, Zhang, Jordan, Ramchandran, Re and Recht, "Cyclades: Conflict-free
 asynchronous machine learning", 2016.
@@ -50,8 +50,8 @@ def cyclades(
 
     Args:
       ids: the ids that each update uses: integers `[updates]` or `[updates, ids]`, or a sequence of
-        one-dimensional arrays, one per update. Equal ids mean the same row: add an offset to those
-        of another table.
+        one-dimensional arrays, one per update. Equal ids mean the same row: add an offset to
+        another table's ids.
       batch: the number of updates in a round; the last one of an epoch may have fewer.
       workers: the number of parts.
       seed: of the order, another one in each epoch; `None` keeps the order of `ids`.

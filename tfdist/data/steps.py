@@ -1,4 +1,4 @@
-"""Training steps on data tasks in loops other than `fit`: what is trained is committed."""
+"""Training steps on data tasks in loops other than `fit`: the trained records are committed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def commit(dataset: tf.data.Dataset | None = None, batches: int = 1) -> None:
     at once: this worker reports about twice a second.
 
     Args:
-      dataset: made of `from_ranges`, `from_arrays` or `from_files`. `None`: the one that this
+      dataset: made of `from_ranges`, `from_arrays` or `from_files`. `None`: the dataset that this
         process reads.
       batches: how many batches the step has used.
 
@@ -73,7 +73,7 @@ def commit(dataset: tf.data.Dataset | None = None, batches: int = 1) -> None:
 
 
 def _feed(dataset: tf.data.Dataset | None) -> feeds.Feed:
-    """Returns the feed of a dataset; without one, of the only one that this process reads."""
+    """Returns the feed of a dataset; without one, of the only dataset that this process reads."""
     if dataset is not None:
         feed = feed_of(dataset)
         if feed is None:

@@ -1,7 +1,7 @@
-"""What one iteration of a dataset has read, and how much of it is trained. Without TensorFlow.
+"""The records that one iteration of a dataset has read and trained. Without TensorFlow.
 
 A pipeline keeps the order of its records, but reads ahead: behind the last record that was trained
-there are batches that wait, and a batch that is being filled. Two counts say what is trained:
+there are batches that wait, and a batch that is being filled. Two counts give the trained records:
 
     read from tasks    | task 7: records 0-9  | task 2: records 4-9 | task 5: ...
     batches of 4        [0..3] [4..7] [8..11] [12..15] ...
@@ -165,7 +165,7 @@ class Stream:
 
     @property
     def waiting(self) -> int:
-        """How many batches are not trained, with those of earlier passes."""
+        """How many batches are not trained, with the batches of earlier passes."""
         return self._before + len(self._batches)
 
     @property

@@ -27,7 +27,7 @@ class Agreement:
 
     Args:
       peers: the other processes.
-      joining: what a newcomer does instead.
+      joining: a newcomer's steps instead.
       min_workers: the least number of members.
     """
 
@@ -70,7 +70,7 @@ class Agreement:
                 if not rejoins:
                     raise
                 _log.warning(
-                    "%s: the job went on without this process, which joins it as a newcomer",
+                    "%s: the job continued without this process, which joins it as a newcomer",
                     self._peers.me.name,
                 )
                 continue
@@ -146,7 +146,7 @@ class Agreement:
                     )
                 if decision.gone:
                     _log.warning(
-                        "%s: goes on without %s, silent for %g s",
+                        "%s: continues without %s, silent for %g s",
                         self._peers.me.name,
                         listed(decision.gone),
                         timing.grace,

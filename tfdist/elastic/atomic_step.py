@@ -10,9 +10,9 @@ bucket only.
                                /      |      \\
     weight decay   updates   iterations   seeds   BatchNormalization's averages   all its writes
 
-Writes that a collective needs cannot wait for it, such as those of the first of two optimizers, if
-the second one's gradients need the new weights. Their variables are copied before the first such
-write, and `AtomicStep.undo` brings the old values back after a failure.
+Writes that a collective needs cannot wait for it, such as the writes of the first of two
+optimizers, if the second one's gradients need the new weights. Their variables are copied before
+the first such write, and `AtomicStep.undo` brings the old values back after a failure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _INPUT_OPS = {"IteratorGetNext", "IteratorGetNextAsOptional", "MultiDeviceIterat
 # variables that have no values.
 _SERVER_OPS = {"TfdistPsPull", "TfdistPsStage", "TfdistPsStageRows", "TfdistPsPush"}
 _COMMIT = "TfdistPsCommit"
-# What has an effect outside of variables, once the step has succeeded.
+# Ops with an effect outside of variables, once the step has succeeded.
 _AFTER_GATE = {_COMMIT, "TfdistCountStep"}
 
 
@@ -59,7 +59,7 @@ class _Copies:
 
 
 class AtomicStep:
-    """What is known of the functions that make one step.
+    """The knowledge about the functions that make one step.
 
     Attributes:
       written: the resources of all variables that a function writes, in the order of the first
@@ -85,7 +85,7 @@ class AtomicStep:
         return any(bool(copies.are_needed) for copies in self._copies)
 
     def is_private(self, handle: tf.Tensor) -> bool:
-        """Whether a resource is that of a variable of this object."""
+        """Whether a resource belongs to a variable of this object."""
         own = (*self._shadows.values(), *(copies.are_needed for copies in self._copies))
         return any(variable.handle is handle for variable in own)
 
@@ -166,7 +166,7 @@ def _with_gates(trace: Callable[..., func_graph.FuncGraph]) -> Callable[..., fun
 
 
 # The order of a function's side effects is complete only when TensorFlow has traced it, and then it
-# calls nobody.
+# calls no hook.
 func_graph.func_graph_from_py_func = _with_gates(func_graph.func_graph_from_py_func)
 
 
@@ -216,7 +216,8 @@ def _copy(
       gate: after it no copy is needed.
 
     Returns:
-      An operation after which the variables may be written, and one that the function must run.
+      An operation after which the variables may be written, and an operation that the function must
+      run.
     """
     copies, are_needed = step.add_copies([outer for _, outer in handles])
     made = [

@@ -1,4 +1,4 @@
-"""The calls of `fit`, `evaluate` and `predict` of a script, counted alike in all processes.
+"""The calls of `fit`, `evaluate` and `predict` of a script, counted equally in all processes.
 
 A process that is started while the job runs begins the script at its beginning. It leaves out each
 call that the members have ended, and takes what that has left, so that what the script computes
@@ -10,8 +10,8 @@ next comes out as on them:
     newcomer            fit 1  predict 2  fit 3                 reads the records of 1 and 2
                         record    record   waits, and joins     in the call in which they are
 
-If the members end call 3 before they have taken the newcomer in, it takes the record of that call,
-too, and goes on. Calls within others, in callbacks, do not count: they belong to what is around
+If the members end call 3 before they have taken the newcomer in, it also takes the record of that
+call, and continues. Calls within others, in callbacks, do not count: they belong to the call around
 them.
 """
 
@@ -41,10 +41,10 @@ class Calls:
 
     Args:
       membership: tells the others where this process stands.
-      records: what the calls have left.
+      records: the records of the calls.
 
     Attributes:
-      fits: how many of those that are over were calls of `fit`.
+      fits: how many of the ended calls were calls of `fit`.
       values: of the arrays of the present call of `fit`; see `data_values`.
       unrecordable: why the present call will leave nothing that another process can take; empty if
         it will.
@@ -137,7 +137,7 @@ class Calls:
         """Reads what the present call has left to the members that have ended it.
 
         Returns:
-          None if none of those that answer has.
+          None if no answering member has one.
 
         Raises:
           CallFailedError: it has raised an error on the members.

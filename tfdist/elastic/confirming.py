@@ -1,8 +1,9 @@
 """Asking at the addresses that unknown callers name, who is there.
 
-Anybody can name an address, again and again, and at many of them nobody answers. So each is asked
-now and then, and few are that were not given to this process. Those that wait for a place take
-turns by the hosts of their callers: a stranger's host with a hundred addresses has those of one.
+Any process can name an address, again and again, and at many of them no process answers. So each is
+asked now and then, and few are that were not given to this process. Addresses that wait for a place
+take turns by the hosts of their callers: a stranger's host with a hundred addresses has the turns
+of one.
 """
 
 from __future__ import annotations

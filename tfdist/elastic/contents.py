@@ -10,7 +10,7 @@ instance by noise without a seed. Then those end that differ from most of the me
                  |   |   |
                  all-gather: in the second variable; member 0 broadcasts it
 
-Processors of two kinds may round the same operations differently. What differs so little is not an
+Processors of two kinds may round the same operations differently. So small a difference is not an
 error: those take the values of the others.
 """
 
@@ -70,7 +70,7 @@ class Contents:
           always: whether it is time in any case.
 
         Raises:
-          TfdistError: this member's differ from those of most members; names the variables. It
+          TfdistError: this member's values differ from most members'; names the variables. It
             has left the job.
           tf.errors.OpError: a member was lost.
         """
@@ -113,8 +113,8 @@ class Contents:
                 f"{self._job.cluster.task_name}: expected the values of all variables that "
                 f"{of_truth} and most members have, received others in {len(wrong)} variables "
                 f"({shown}): a callback, or another part of the program, changes them on each "
-                "worker in another way, for instance by random numbers without a seed. This "
-                "worker ends; the others go on"
+                "worker in another way, for instance by unseeded noise. This worker ends; the "
+                "others continue"
             )
             raise self._job.ended_by(TfdistError(message))
         if ends.any():

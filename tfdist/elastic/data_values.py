@@ -1,7 +1,7 @@
 """Some values of the arrays that a call trains with, which members compare.
 
 All members must have the same arrays: each cuts its share out of its own. Other arrays of the same
-shape, such as those with noise without a seed or in an order without one, would train without an
+shape, such as arrays with unseeded noise or in an unseeded order, would train without an
 error. So members compare 256 values, evenly chosen from all arrays. Up to one in fifty may differ:
 processors of two kinds round differently, and a label that was computed from rounded numbers is
 another one then.
@@ -24,7 +24,7 @@ _CLOSE = 1e-3  # relative to the largest value
 
 
 def values_of(data: Nested) -> list[float]:
-    """Returns values of arrays, as many for each; none of what is no array.
+    """Returns values of arrays, as many for each; none of other data.
 
     Args:
       data: arrays of NumPy and tensors of any dtype and shape, in tuples, lists and dicts; datasets
@@ -40,7 +40,7 @@ def values_of(data: Nested) -> list[float]:
 
 
 def differences(own: Sequence[float], theirs: Sequence[float]) -> str:
-    """Says how values differ from those of another member; an empty text if they are alike."""
+    """Says how values differ from another member's; an empty text if they are equal."""
     if len(own) != len(theirs):
         return f"expected {len(theirs)} values of arrays, received {len(own)}"
     if not own:

@@ -95,7 +95,7 @@ class Founding:
           wait: those seconds.
 
         Returns:
-          The answer's status, empty without one; and those who are missing, empty if unknown.
+          The answer's status, empty without one; and the missing founders, empty if unknown.
 
         Raises:
           JobEnded: the job has ended.

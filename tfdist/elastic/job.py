@@ -1,6 +1,6 @@
 """An elastic job: its members run units of work together, and survive the loss of some of them.
 
-A *unit of work* is what all members do together between two points at which their states are equal:
+A *unit of work* is the work of all members between two points at which their states are equal:
 a step of training or validation, or an agreement at the end of an epoch. It is atomic: on each
 member it is done, or has left no trace. When a member dies in unit 8:
 
@@ -14,9 +14,9 @@ member it is done, or has left no trace. When a member dies in unit 8:
        8                               8               8       unit 9
 
 Two survivors differ by one unit at most, because unit 9 needs all members of the old generation. If
-nobody has done unit 8, all do it again. All members derive the same decision from the same
-all-gather. A *newcomer* receives the whole state in the same place. `Phase` has the phases of
-a process's part in the job, and a drawing of their transitions.
+no member has done unit 8, all do it again. All members derive the same decision from the same
+all-gather. A *newcomer* receives the whole state in the same place. `Phase` has the phases of a
+process's part in the job, and a drawing of their transitions.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _NotNow(Exception):
 
 
 class LeftBehindError(Exception):
-    """The other members have gone on without this process; it may join them as a newcomer."""
+    """The other members have continued without this process; it may join them as a newcomer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ class TrainedState(Protocol):
 
 
 def _advice(field: str) -> str:
-    """What to look at if members describe a field differently."""
+    """The cause to look for if members describe a field differently."""
     if field.startswith("callbacks"):
         return "give the same callbacks to all workers"
     if field == "call":
@@ -144,14 +144,14 @@ class ElasticJob:
       cluster: this process's task, and the addresses where others may be.
       settings: timeouts, ports and the secret.
       elastic: the limits of the number of members.
-      description: what all members must agree on, by name.
+      description: the values that all members must agree on, by name.
 
     Attributes:
       communicator: the members.
       calls: the script's calls of `fit`, `evaluate` and `predict`.
-      records: what they have left.
+      records: the records of ended calls.
       units: the number of units of work that are done.
-      owed: what rank 0 does alone since the last unit of work.
+      owed: the calls that rank 0 has made alone since the last unit of work.
 
     Raises:
       JobEnded: the job has ended.
@@ -276,7 +276,7 @@ class ElasticJob:
         return tuple(member.address for member in world.members)
 
     def describe(self, description: dict[str, str]) -> None:
-        """Says what newcomers must agree on, by name, in place of what the last call has said."""
+        """Sets the values that newcomers must agree on, by name, in place of the last call's."""
         # Else the requests of a program that calls `fit` many times would grow without end.
         self._membership.describe(description, instead_of=self._described)
         self._described = tuple(description)
@@ -284,11 +284,11 @@ class ElasticJob:
     def check_description(self, description: dict[str, str], values: Sequence[float] = ()) -> None:
         """Ends this member's part in the job if it is described otherwise than the oldest member.
 
-        All call it together. Founders form the job before they know what they train. Newcomers are
+        All call it together. Founders form the job before they know their model. Newcomers are
         refused before.
 
         Args:
-          description: what all members must agree on, by name.
+          description: the values that all members must agree on, by name.
           values: of the arrays that this member trains with; see `data_values`.
 
         Raises:
@@ -296,7 +296,7 @@ class ElasticJob:
           tf.errors.OpError: a member was lost.
         """
         text = json.dumps([description, list(values)]).encode()
-        label = "what the members have described"
+        label = "the members' descriptions"
         with tf.device("/device:CPU:0"):
             since = ops.all_gather(
                 tf.constant([self._member_since], tf.int64), self.communicator, label=label
@@ -318,8 +318,8 @@ class ElasticJob:
         """Ends this member's part in the job if its arrays have other values than a member's.
 
         Args:
-          own: what `values_of` has returned.
-          theirs: what it has returned on another member.
+          own: the result of `values_of`.
+          theirs: its result on another member.
           member: that one, in words.
 
         Raises:
@@ -333,10 +333,10 @@ class ElasticJob:
             )
 
     def end(self, reason: str) -> NoReturn:
-        """Ends this process's part in the job, for good; the other members go on.
+        """Ends this process's part in the job, for good; the other members continue.
 
         Args:
-          reason: why it cannot go on.
+          reason: why it cannot continue.
 
         Raises:
           TfdistError: always; has the reason. Later units of work raise it again.
@@ -346,7 +346,7 @@ class ElasticJob:
     def ended_by(self, error: Exception) -> Exception:
         """Ends this process's part in the job, for good, because of an error; returns that.
 
-        A program may catch it, and go on with its next call of `fit`, where this process has not
+        A program may catch it, and continue with its next call of `fit`, where this process has not
         what the other members have: its later units of work raise the error's text again.
         """
         if not self._ended_because:
@@ -367,7 +367,7 @@ class ElasticJob:
             if this process is a member.
 
         Raises:
-          Exception: what `call` raises.
+          Exception: the exception of `call`.
         """
         self._followers.append(call)
         if not self.is_newcomer:
@@ -402,10 +402,10 @@ class ElasticJob:
 
         Raises:
           RendezvousTimeoutError: too few members are left.
-          LeftBehindError: the others have gone on without this process.
+          LeftBehindError: the others have continued without this process.
           TfdistError: this process has ended its part in the job; or generation after generation
             was formed, in none of which the unit could be done.
-          Exception: what the unit raises for another reason than a lost member.
+          Exception: the unit's exception for another reason than a lost member.
         """
         self._check_open()
         if self._changes_before(unit) and self._go_on(unit).is_done:
@@ -424,7 +424,7 @@ class ElasticJob:
             self.recoveries += 1
             is_done = self._go_on(unit).is_done
             _log.warning(
-                "%s: goes on as rank %d of %d", self.cluster.task_name, self.rank, self.size
+                "%s: continues as rank %d of %d", self.cluster.task_name, self.rank, self.size
             )
             if is_done:
                 return unit.healed()
@@ -468,7 +468,7 @@ class ElasticJob:
         """Brings all members to the newest state, after a change of the members if one is due.
 
         Args:
-          unit: what all members do at this point; its `call` is not used.
+          unit: the unit of all members at this point; its `call` is not used.
 
         Returns:
           Whether the members have changed.
@@ -492,7 +492,7 @@ class ElasticJob:
         return departs or (self.change_is_planned and unit.admits)
 
     def flags(self) -> list[float]:
-        """What this member tells the others in a step: [newcomers wait, it has a notice]."""
+        """This member's flags for the others in a step: [newcomers wait, it has a notice]."""
         self._has_told_notice = notice.at is not None
         return [float(self._membership.newcomers_wait()), float(self._has_told_notice)]
 
@@ -512,7 +512,7 @@ class ElasticJob:
             self._part.go(Phase.LEAVING)
 
     def _fall_behind(self) -> None:
-        """Notes that the others have gone on without this process."""
+        """Notes that the others have continued without this process."""
         if not self.is_newcomer:
             self._part.go(Phase.STOPPING if self.ends else Phase.NEWCOMER)
         self.owed.drop()
@@ -582,13 +582,13 @@ class ElasticJob:
                 # The members do not wait for it meanwhile.
                 self.communicator.leave()
                 raise LeftBehindError(
-                    f"{self.cluster.task_name}: the others have gone on without this worker"
+                    f"{self.cluster.task_name}: the others have continued without this worker"
                 ) from None
             if self.is_newcomer and not world.is_newcomer:
                 # All members had died, and the newcomers were founders.
                 self._join()
                 is_formed_again, self.units = True, 0
-            # Without newcomers there may be too few members, which only then may go on.
+            # Without newcomers there may be too few members, which only then may continue.
             has_too_few = world.size < self.elastic.min_workers
             self._planned = PlannedChange.ADMISSION if has_too_few else PlannedChange.NONE
             try:
@@ -626,8 +626,8 @@ class ElasticJob:
     def _tell_followers(self, world: World) -> None:
         if not self._followers:
             return
-        # A member that has not received the newest state could survive all those that have it. What
-        # is told could not be taken back then.
+        # A member that has not received the newest state could survive all members that have it.
+        # The message could not be taken back then.
         with tf.device("/device:CPU:0"):
             ops.all_reduce(
                 tf.constant(self.units), self.communicator, "max", label="the members' states"
@@ -663,9 +663,9 @@ class ElasticJob:
         if is_done:
             self.owed.drop()
         elif self.rank == 0 and not self.is_newcomer and not self._followers:
-            # Before a newcomer gets the state: as a member it would not know what is owed.
+            # Before a newcomer gets the state: as a member it would not know the owed calls.
             self.owed.make()
-        # What those behind are in, the others have done.
+        # The unit of the members behind is a unit that the others have done.
         torn = self._last if behind.any() and not is_done else unit
         if is_new.any() or torn.equalizes or (torn.is_whole and behind.any()):
             self._check_equal(rows[:, 5], "the variables of the model and the optimizer")

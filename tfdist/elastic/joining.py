@@ -1,4 +1,7 @@
-"""How a newcomer gets into an elastic job that runs."""
+"""How a newcomer gets into an elastic job that runs.
+
+It receives the values that the members train later, when the members let it in: `job.py`.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +117,7 @@ class Joining:
     def _check_members_live(self, seen: float) -> None:
         """Raises TfdistError if no member has answered for some time.
 
-        This process has what the members had after some calls, and nobody has what came then.
+        This process has the members' state after some calls, and no member has the next record.
         """
         if time.monotonic() > seen + self._peers.timing.grace:
             self._founding.tombstone.check()

@@ -23,18 +23,18 @@ Function = TypeVar("Function", bound=Callable)
 
 
 def run(function: Function) -> Function:
-    """Makes a training loop go on when members of an elastic job die, leave or join.
+    """Makes a training loop continue when members of an elastic job die, leave or join.
 
     The result takes the same arguments. It calls `state.sync()` and then the function, again and
     again until the function returns on all members:
 
-    - A collective fails because a member was lost: the others form the next generation, and go on
-      from the newest commit. What was done since is done again.
+    - A collective fails because a member was lost: the others form the next generation, and
+      continue from the newest commit. Later work is done again.
     - A member joins or leaves: `state.commit` or `state.check_host_updates` ends the function on
-      all members. They go on from there.
+      all members. They continue from there.
 
-    So the function begins where the state says, and makes what depends on the members, such as a
-    share of the data, each time it is called. `tfdist.rank()` and `tfdist.size()` are those of the
+    So the function begins where the state says, and makes values that depend on the members, such
+    as a share of the data, each time it is called. `tfdist.rank()` and `tfdist.size()` count the
     living members; functions that were traced before need no new trace. All members return
     together.
 
@@ -97,12 +97,12 @@ def _run(job: ElasticJob, state: ObjectState, function: Callable[[], _Result]) -
                 if not job.has_lost_members(error):
                     raise
                 name = job.cluster.task_name
-                _log.warning("%s: goes on from the last commit: %s", name, brief(error))
+                _log.warning("%s: continues from the last commit: %s", name, brief(error))
                 job.recoveries += 1
                 state.restore()
 
 
 def _end_together(job: ElasticJob) -> None:
-    """No member leaves before all have ended: it may be the only one that has the last commit."""
+    """No member leaves before all have ended: it alone may have the last commit."""
     with tf.device("/device:CPU:0"):
         ops.all_reduce(tf.constant(0), job.communicator, label="the end of the function")

@@ -47,7 +47,7 @@ _log = logging.getLogger("tfdist.elastic")
 # Each other worker may hold one of a leader's threads, and needs a further one for a short call;
 # strangers may hold 128, see arrivals.py.
 _MAX_THREADS = MAX_WORKERS + 128 + 64
-# Stands for the address of a process without a cluster, which nobody calls.
+# Stands for the address of a process without a cluster, which no process calls.
 _ALONE = "localhost:1"
 
 
@@ -91,8 +91,8 @@ class Membership:
       cluster: the tasks that this process knows, and its own, which trains.
       settings: the secret, the data port, and the timeouts of the rendezvous and of the start.
       elastic: the limits of the job.
-      description: what all members must agree on, by field; the versions are added.
-      records: what newcomers may read.
+      description: the values that all members must agree on, by field; the versions are added.
+      records: the records that newcomers may read.
       timing: the protocol's times.
 
     Attributes:
@@ -169,7 +169,7 @@ class Membership:
             )
 
     def describe(self, more: Mapping[str, str], instead_of: Collection[str] = ()) -> None:
-        """Adds to what all members must agree on.
+        """Adds values that all members must agree on.
 
         Members may do so at different times: a field is compared as soon as both of two processes
         have it.
@@ -208,14 +208,14 @@ class Membership:
 
         All members call it after a failure, or between two steps for a planned change; founders
         call it after `begin`; a newcomer calls it when it is ready to train. If members die
-        meanwhile, further generations are formed. If the job went on without this process, it
+        meanwhile, further generations are formed. If the job continued without this process, it
         joins as a newcomer: see `World.is_newcomer`.
 
         Args:
           communicator: of any ranks; no collective of it is running.
           admits: if this process leads, it takes newcomers in. Without them the members may be
             fewer than `min_workers`.
-          rejoins: whether to join as a newcomer if the job went on without this process.
+          rejoins: whether to join as a newcomer if the job continued without this process.
           on_too_few: called once if this process is to lead a majority of the members that is
             smaller than `min_workers`, before it waits for newcomers.
 
@@ -229,7 +229,7 @@ class Membership:
             what they received.
           tf.errors.UnavailableError: the data port cannot be bound.
           TfdistError: `leave` was called meanwhile.
-          Outside: the job went on without this process; a later call joins it as a newcomer.
+          Outside: the job continued without this process; a later call joins it as a newcomer.
           CallOver: as for `Joining.run`.
         """
         with events.span("rendezvous", self._peers.me.name):
@@ -331,8 +331,8 @@ class Membership:
                 self.tombstone.check()
                 raise TfdistError(
                     f"{self._peers.me.name}: a newcomer: no member of the job has answered for "
-                    f"{timing.grace:g} s, while it waited for what their call number {call} of "
-                    "fit, evaluate and predict leaves: start the program again"
+                    f"{timing.grace:g} s, while it waited for the results of their call number "
+                    f"{call} of fit, evaluate and predict: start the program again"
                 )
             if wait.is_log_due():
                 _log.warning(
@@ -351,11 +351,12 @@ class Membership:
     ) -> None:
         """Begins to look after stalled collectives, in a thread, until `leave`.
 
-        While a collective waits, the other members are probed. One that does not answer is given
-        up: the collective then fails with `tf.errors.UnavailableError`, here and on the peers.
+        While a collective waits, the other members are probed. A member that does not answer is
+        given up. The collective then fails with `tf.errors.UnavailableError`, here and on the
+        peers.
 
         Args:
-          communicator: the one that is passed to `form`.
+          communicator: the communicator passed to `form`.
           stalled: seconds after which a collective is looked after.
           silence: seconds for which a member may leave probes unanswered.
         """
@@ -371,7 +372,7 @@ class Membership:
         if self._peers.closed.is_set():
             return
         self._peers.closed.set()
-        # First, so that nobody waits here for this process to lead.
+        # First, so that no process waits here for this process to lead.
         self._state.close()
         generation = self._state.entered or self._state.reference
         self._tell([m for m in generation.members if m != self._peers.me] if generation else [])

@@ -1,4 +1,4 @@
-"""A preemption notice in an elastic job: the worker that has it leaves, and the others go on."""
+"""A preemption notice in an elastic job: the worker that has it leaves, and the others continue."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ElasticTraining(StoppableSteps):
         others = self._job.size - 1
         self._job.leave()
         _log.warning(
-            "%s: SIGTERM: left the job %s; the other %d workers go on",
+            "%s: SIGTERM: left the job %s; the other %d workers continue",
             *(self._job.cluster.task_name, where, others),
         )
         raise Preempted

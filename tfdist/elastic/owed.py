@@ -7,9 +7,9 @@ Between two units of work rank 0 writes files, and the others do not. Each of th
     rank 2      unit 7   owes save | unit 8: fails |        ----- | unit 8
 
 A unit that is done proves that rank 0 had made its calls, because it takes part in the unit after
-them: what was owed is dropped. A unit that fails leaves no trace, so the successor's variables are
-those of the call, unless something between the call and the unit has changed them. Where that may
-be, the members meet right after the call, in a unit that does nothing else.
+them: the owed calls are dropped. A unit that fails leaves no trace, so the successor's variables
+have the values of the call, unless something between the call and the unit has changed them. Where
+that may be, the members meet right after the call, in a unit that does nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = logging.getLogger("tfdist.elastic")
 
 
 class OwedCalls:
-    """What one member owes, in the order in which rank 0 makes the calls."""
+    """The calls that one member owes, in the order in which rank 0 makes the calls."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[str, Callable[[], object]]] = []
@@ -43,7 +43,7 @@ class OwedCalls:
         """Makes the calls, on the member that is rank 0 now.
 
         Raises:
-          Exception: what a call raises.
+          Exception: the exception of a call.
         """
         while self._calls:
             what, call = self._calls[0]

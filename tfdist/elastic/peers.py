@@ -1,4 +1,4 @@
-"""What a member of an elastic job knows of the other processes, and how it asks them."""
+"""The other processes that a member of an elastic job knows, and how it asks them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Timing:
       probe: between two probes of a member that is missing.
       check: between two looks at the ports of members of this host that are missing.
       retry: between two attempts that fail at once.
-      log: between two log lines about those who are missing.
+      log: between two log lines about missing members.
       survey: for which the founders' first look at all addresses may last.
       farewell: for which `leave` may last.
     """
@@ -51,7 +51,7 @@ class Again(Exception):
 
 
 class Outside(Exception):
-    """The job goes on without this process."""
+    """The job continues without this process."""
 
 
 class CallOver(Exception):
@@ -118,7 +118,7 @@ class Peers:
         return False
 
     def check_attempts(self, generation: Generation, wait: Wait) -> None:
-        """Raises Again, after a pause, if another part of the job may go on without this process.
+        """Raises Again, after a pause, if others may continue without this process.
 
         Args:
           generation: the next one.
@@ -134,7 +134,7 @@ class Peers:
                 continue
             why = (
                 f"{self.me.name}: was in generation {attempt.number} until it failed, and cannot "
-                f"know whether it has gone on: expected at least half of its living members, "
+                f"know whether it has continued: expected at least half of its living members, "
                 f"missing: {listed(absent)}"
             )
             if wait.is_over:
@@ -201,7 +201,7 @@ class Peers:
         return generation
 
     def others(self) -> list[str]:
-        """The addresses of all processes that this one knows, but for itself."""
+        """The addresses of all processes that this one knows, except itself."""
         reference = self.state.reference
         known = {member.address for member in reference.members} if reference else set()
         return [a for a in dict.fromkeys((*self.names, *known)) if a != self.me.address]
@@ -221,7 +221,7 @@ class Peers:
             raise TfdistError(f"{self.me.name}: has left the job")
 
     def check_outside(self, given_up: Collection[str] = ()) -> None:
-        """Raises Outside if the job is known to go on without this process."""
+        """Raises Outside if the job is known to continue without this process."""
         if self.state.is_outside(given_up):
             raise Outside
 

@@ -4,17 +4,17 @@
        \\--stops before it has joined--------------------------------> STOPPING
     MEMBER --leaves after the step, by its notice--------------------> LEAVING
        |--all members end after the step-----------------------------> ENDING
-       \\--the others have gone on without it------------------------> NEWCOMER
+       \\--the others have continued without it------------------------> NEWCOMER
     LEAVING --all members end after the step-------------------------> ENDING
-       \\--the others have gone on without it------------------------> NEWCOMER
-    ENDING --the others have gone on without it----------------------> STOPPING
+       \\--the others have continued without it------------------------> NEWCOMER
+    ENDING --the others have continued without it----------------------> STOPPING
     STOPPING --joined in spite of it---------------------------------> ENDING
 
 In NEWCOMER and STOPPING the process is alone; in the other phases it is one of the members. A
 process that is in LEAVING and falls behind still has its notice, and tells it in its next step.
 
 A change of the members is planned apart from that: all form the next generation together, also
-those that leave after the step.
+members that leave after the step.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def encode(values: Mapping[str, Nested], owner: str) -> bytes:
     arrays: dict[str, np.ndarray] = {}
 
     def packed(value: Nested, name: str) -> object:
-        # Subclasses, such as those of enum and collections, would come out as something else.
+        # Subclasses, such as enum's and collections', would come out as something else.
         if type(value) in _SCALARS:
             return value
         if isinstance(value, np.generic) or type(value) is np.ndarray:

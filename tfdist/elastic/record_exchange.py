@@ -1,7 +1,7 @@
 """How a newcomer reads the records of calls that the members have ended.
 
-Members serve them beside their training, in messages of a megabyte. What a newcomer has already,
-because an earlier call left the same, is not sent again.
+Members serve them beside their training, in messages of a megabyte. Parts that a newcomer has
+already, because an earlier call left the same, are not sent again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _CHUNK = 1 << 20  # bytes
 # A part is put together in memory before its digest is compared: a larger one cannot be read.
 _MAX_PART = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
 # Seconds for which a process that has read a record may be busy before it reads the next one, and
-# for which it may read the parts of the last one. One that waits asks again after about a second.
+# for which it may read the parts of the last one. A process that waits asks again after about a
+# second.
 _BETWEEN, _AFTER_LAST = 15.0, 3.0
 # Newcomers whose places are known. A caller may make up any number of them.
 _MAX_READERS = 64
@@ -51,7 +52,7 @@ class RecordServer:
 
     Args:
       records: this process's.
-      knows_job: whether a caller may read them: who may join may.
+      knows_job: whether a caller may read them: any process that may join may.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class RecordServer:
         now = time.monotonic()
         with self._lock:
             reader = self._readers.get(request.process)
-            # One that asks for the same record for ever does not get on.
+            # A process that asks for the same record for ever makes no progress.
             if reader is not None and has_ended and request.call <= reader.asked:
                 return
             if reader is None and len(self._readers) >= _MAX_READERS:
@@ -179,8 +180,8 @@ class MemberRecords:
                 is_gone = True
         if is_gone:
             raise RecordGoneError(
-                f"{self._peers.me.name}: no member has what call number {call} of fit, evaluate "
-                "and predict has left"
+                f"{self._peers.me.name}: no member has the results of call number {call} of fit, "
+                "evaluate and predict"
             )
         return None
 

@@ -1,4 +1,4 @@
-"""What ended calls of `fit`, `evaluate` and `predict` have left, for processes that leave them out.
+"""The results of ended calls of `fit`, `evaluate` and `predict`, for processes that leave them out.
 
 A record has a text and values. It is kept as *parts*, each under the digest of its bytes, so that
 what a call did not change is kept once:
@@ -9,7 +9,7 @@ what a call did not change is kept once:
                                         |
     record 2    head -> digests of    kernel   bias'  moments'     kernel was frozen
 
-Every member keeps all records: any of them may be the one that is left. Parts are in memory up to a
+Every member keeps all records: any of them may be the last one. Parts are in memory up to a
 limit, and then in a file without a name, which ends with the process.
 """
 
@@ -50,11 +50,11 @@ class Value:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What one call has left.
+    """The results of one call.
 
     Attributes:
       kind: "fit", "evaluate" or "predict".
-      subject: what it was called for, by field: another process must have called the same.
+      subject: the arguments that another process must have called it with, by field.
       rest: the digest of the bytes that are neither of these.
       values: the variables that it may have changed, in a fixed order.
       failure: why there is no more of it; empty if there is.
@@ -97,7 +97,7 @@ class Record:
 
 
 class RecordGoneError(TfdistError):
-    """What a call has left is not kept any more, so a process cannot leave the call out."""
+    """The results of a call are not kept any more, so a process cannot leave the call out."""
 
 
 class CallRecords:
@@ -154,7 +154,7 @@ class CallRecords:
         try:
             head = self.keep(record.to_bytes())
         except OSError as error:
-            failure = record.failure or f"what it has left could not be kept: {error}"
+            failure = record.failure or f"its results could not be kept: {error}"
             head = self._keep_in_memory(failed(record.kind, failure).to_bytes())
         with self._lock:
             self._heads.append(head)

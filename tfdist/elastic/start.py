@@ -45,7 +45,7 @@ def _joined(job: ElasticJob) -> ElasticJob:
     current, frame = process.current, ScriptFrame()
 
     def mark_end(has_failed: bool) -> None:
-        # Before this process leaves: whoever finds no member any more sees the mark.
+        # Before this process leaves: a process that finds no member any more sees the mark.
         has_failed |= frame.was_left() and not current.has_exited
         if current.is_at_end and not (has_failed or current.is_preempted):
             job.mark_end()

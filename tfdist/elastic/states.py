@@ -1,4 +1,4 @@
-"""What the members of an elastic job train: values that are kept, brought back and made equal.
+"""The state that members of an elastic job train: it is kept, brought back and made equal.
 
     state.commit()      values --> copy in memory        after each step, or every few steps
     state.restore()     values <-- copy                  after the loss of a member
@@ -45,7 +45,7 @@ def elastic_job() -> ElasticJob | None:
 
 
 class ObjectState:
-    """Values that all members of an elastic job have alike.
+    """Values that are equal on all members of an elastic job.
 
     Each value is an attribute: `state.epoch`. Values are None, bools, numbers, texts, arrays of
     NumPy, and lists, tuples and dicts of them. They travel as JSON and arrays, never as pickles.
@@ -56,7 +56,7 @@ class ObjectState:
       **values: the values at the beginning, by name.
 
     Raises:
-      ValueError: a name is that of a method or of another attribute.
+      ValueError: a name belongs to a method or to another attribute.
       TypeError: a value is something else; names it.
 
     Example:
@@ -170,7 +170,7 @@ class ObjectState:
             return
         with tf.device("/device:CPU:0"):
             own = tf.constant(job.flags(), tf.float64)
-            flags = ops.all_reduce(own, job.communicator, label="who comes and goes").numpy()
+            flags = ops.all_reduce(own, job.communicator, label="arrivals and departures").numpy()
         job.take_flags(flags)
         if job.ends or job.leaves:
             ElasticTraining(job).stop("at a commit", lambda: "the program saves nothing by itself")
@@ -202,7 +202,7 @@ class ObjectState:
 
     def _keep(self) -> None:
         handles = self._handles()
-        # TensorFlow copies a variable's buffer when it writes to one that is held elsewhere.
+        # TensorFlow copies a variable's buffer when it writes to a variable that is held elsewhere.
         self._kept = _Kept(self._values(), (handles, [read(handle) for handle in handles]))
 
     def _take_from_rank_0(self) -> None:
@@ -221,7 +221,7 @@ class ObjectState:
 
 
 class TensorFlowState(ObjectState):
-    """Variables, and other values, that all members of an elastic job have alike.
+    """Variables, and other values, that are equal on all members of an elastic job.
 
     Args:
       variables: of TensorFlow or Keras, the same on all members: of the model and the optimizer.
@@ -254,7 +254,7 @@ class TensorFlowKerasState(ObjectState):
 
     Args:
       model: of Keras 3 or tf_keras, built.
-      optimizer: `None` means that of `model.compile`, if there is one.
+      optimizer: `None` means the optimizer of `model.compile`, if there is one.
       **values: as for `ObjectState`.
 
     Raises:
@@ -335,7 +335,7 @@ class _SharedState:
         self.state._take_values(content)
 
     def save(self) -> None:
-        """Does nothing: what is saved to files, and when, is the program's."""
+        """Does nothing: the program decides what to save to files, and when."""
 
 
 def _build(optimizer: KerasOptimizer, model: KerasModel) -> None:

@@ -1,6 +1,6 @@
-"""What tells a process that comes too late that its elastic job has ended.
+"""The mark that tells a late process that its elastic job has ended.
 
-Nobody answers where a job has ended, as where none has begun yet. A process that comes then would
+No process answers where a job has ended, or has not begun yet. A process that comes then would
 form a job, train everything again and replace its files. So the member that is rank 0 at the end
 of its script, which writes the job's files, leaves an empty file in a directory that the others
 see, before it leaves the job:

@@ -100,9 +100,9 @@ class RemoteEmbedding(_Base):
             table_arguments or input_dim is not None or output_dim not in (64, table.output_dim)
         ):
             raise ValueError(
-                f"embedding layer {self.name!r}: expected no arguments that say what a table is "
-                f"like beside table={table.name!r}, which has its own, received input_dim="
-                f"{input_dim}, output_dim={output_dim}, {table_arguments}"
+                f"embedding layer {self.name!r}: expected no arguments that describe a table "
+                f"beside table={table.name!r}, which has its own, received input_dim={input_dim}, "
+                f"output_dim={output_dim}, {table_arguments}"
             )
         check_max_norm(f"embedding layer {self.name!r}", max_norm)
         if default_id is not None and combiner is None:

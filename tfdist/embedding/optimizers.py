@@ -129,7 +129,7 @@ class Adam(RowOptimizer):
       epsilon: for numerical stability.
       amsgrad: use the largest velocity so far.
       exact_decay: momentum and velocity of a row also decay, and move it, in steps without a
-        gradient, as those of a dense variable do. The next lookup of the row makes up for these
+        gradient, as in a dense variable. The next lookup of the row makes up for these
         steps, at the learning rate of the latest step. Otherwise such steps do not change the row
         ("lazy Adam").
     """
@@ -228,9 +228,9 @@ class Lion(RowOptimizer):
 class Lamb(RowOptimizer):
     """Lamb (You et al. 2020), with a trust ratio for each row.
 
-    Keras and the paper divide the norm of a whole variable (a layer) by that of its update. Here
-    each row counts as a layer: the norm of its update is the row's norm times the learning rate. A
-    row of zeros moves by Adam's update. Momentum and velocity are lazy.
+    Keras and the paper divide the norm of a whole variable (a layer) by the norm of its update.
+    Here each row counts as a layer: the norm of its update is the row's norm times the learning
+    rate. A row of zeros moves by Adam's update. Momentum and velocity are lazy.
     """
 
     beta_1: float = 0.9
@@ -249,8 +249,8 @@ class Adafactor(RowOptimizer):
     This is the paper's algorithm 5, for vectors: a second moment for each element, as Keras keeps
     it for a variable of one dimension. Keras factors the second moment of a matrix into rows and
     columns; rows on all servers would share a column's factor. Both root-mean-squares are the
-    row's, not the whole variable's as in Keras: that of the row, which multiplies the step size,
-    and that of the update, which is clipped. The learning rate is at most one over the root of the
+    row's, not the whole variable's as in Keras: the row's value, which multiplies the step size,
+    and the update's, which is clipped. The learning rate is at most one over the root of the
     model's step.
 
     Args:

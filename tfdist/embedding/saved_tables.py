@@ -84,7 +84,7 @@ def _chunks(table: SavableTable, slots: bool) -> Iterator[dict[str, np.ndarray]]
         if size > MAX_BYTES:
             raise ValueError(
                 f"embedding table {table.name!r}: its rows take more than {MAX_BYTES} bytes, too "
-                "much for what Keras and TensorFlow save of a model. Write them with "
+                "much for a model that Keras and TensorFlow save. Write them with "
                 "table.export_table(path), or a model to serve with tfdist.export_for_serving; a "
                 "table or layer made with save_rows=False is saved without rows"
             )

@@ -54,7 +54,7 @@ class EmbeddingTable:
       initializer: the initial values of rows: a name such as "uniform" or "zeros", or a Keras
         initializer.
       learning_rate: a number or a Keras `LearningRateSchedule`; `None`: the `optimizer`'s, and if
-        it has none, that of the model's optimizer in each step.
+        it has none, the rate of the model's optimizer in each step.
       min_count: the number of lookups in training after which an id gets a row (up to 65535; a
         sketch counts them, which may count too many, never too few).
       probability: the probability with which a lookup in training creates a missing row.
@@ -269,7 +269,7 @@ class EmbeddingTable:
           path: a file of `export_table`, or one of another program, with int64 `ids` and float32
             `values`.
           slots: restore the file's slots. Without, which a file from another optimizer needs, only
-            values are restored, and slots are those of new rows.
+            values are restored, and slots begin as in new rows.
 
         Raises:
           Exception: as for `tfdist.ps.export.files.import_table`.

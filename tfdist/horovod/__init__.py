@@ -11,11 +11,12 @@ learning in TensorFlow", 2018. docs/start/porting.md shows it.
 | `reduction.py` | reduces gradients over the ranks |
 | `tape.py` | the gradient tape, for custom loops |
 | `optimizer.py`, `keras_optimizer.py`, `legacy_optimizer.py` | the optimizer, for both Kerases |
+| `optimizer_options.py` | the arguments that all of them take |
 | `local_variables.py`, `partial.py` | variables and layers that belong to one rank |
 | `slots.py` | the slot variables of an optimizer |
 | `accumulation.py` | several backward passes per step |
 | `sync_batch_normalization.py` | batch normalization with the statistics of all ranks |
-| `broadcast.py`, `metrics.py`, `learning_rate.py` | callbacks |
+| `broadcast.py`, `metrics.py`, `learning_rate.py`, `elastic_callbacks.py` | callbacks |
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class DistributedKerasOptimizer(_Base):
         given = None if trainable_variables is None else list(trainable_variables)
         if not self.built:
             if given is None:
-                super().apply(grads)  # raises, and says what is missing
+                super().apply(grads)  # raises, and names the missing part
                 return
             with tf.init_scope():  # not in a branch of a tf.cond
                 self.build(given)
@@ -55,7 +55,7 @@ class DistributedKerasOptimizer(_Base):
         """Whether the gradients of all ranks are finite; a `LossScaleOptimizer` asks.
 
         Args:
-          finite: bool, whether those of this rank are.
+          finite: bool, whether this rank's gradients are.
         """
         if process.is_alone(front.API_NAME):
             return finite

@@ -128,7 +128,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Makes the callback.
 
         Args:
-          initial_lr: the rate after the warm-up: that of one rank times `tfdist.size()`.
+          initial_lr: the rate after the warm-up: the rate for one rank times `tfdist.size()`.
           warmup_epochs: the number of epochs of the warm-up.
           momentum_correction: see `LearningRateScheduleCallback`.
           steps_per_epoch: batches in an epoch; `None` where `fit` knows.

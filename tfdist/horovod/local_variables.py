@@ -46,7 +46,7 @@ class LocalVariables:
         self._variables[self._identity(variable)] = variable
 
     def register_layers(self, layers: Sequence[KerasLayer]) -> None:
-        """Makes all trainable weights of layers local, including those of layers not yet built."""
+        """Makes all trainable weights of layers local, also of layers not yet built."""
         self._layers.extend(layers)
 
     def expect(self, names: Iterable[str]) -> None:
@@ -71,9 +71,9 @@ class LocalVariables:
         # Counted, not compared by name: Keras gives some variables another path when it loads them.
         if len(local) < len(self._saved):
             raise ValueError(
-                f"{self._api_name}: expected register_local_var to be called, before training goes "
-                f"on, for the {len(self._saved)} variables that were local to each rank when this "
-                f"optimizer was saved, {', '.join(self._saved)}; received {len(local)}"
+                f"{self._api_name}: expected register_local_var to be called, before training "
+                f"continues, for the {len(self._saved)} variables that were local to each rank "
+                f"when this optimizer was saved, {', '.join(self._saved)}; received {len(local)}"
             )
         if not local:
             return set()

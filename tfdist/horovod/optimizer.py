@@ -46,8 +46,8 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
       compression: how gradients travel: "fp16", "bf16", "topk", "onebit", "powersgd", a
         method of `tfdist.compression` or one of `tfdist.Compression`; `None` means uncompressed.
       name: the optimizer's new name.
-      scale_local_gradients: divide gradients of local variables by the number of ranks, as those
-        that are averaged.
+      scale_local_gradients: divide gradients of local variables by the number of ranks, as for
+        averaged gradients.
 
     Returns:
       The optimizer. Its method `register_local_var(variable)` makes a variable local to each rank:

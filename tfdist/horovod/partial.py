@@ -61,7 +61,7 @@ def PartialDistributedGradientTape(  # noqa: N802, a class to its users
     local_layers: KerasLayer | Iterable[KerasLayer] | None = None,
     **options: Any,
 ) -> DistributedGradientTape:
-    """Wraps a `tf.GradientTape`: gradients are those of all ranks, except of some layers.
+    """Wraps a `tf.GradientTape`: gradients are all ranks' mean, except in some layers.
 
     Args:
       tape: as for `tfdist.DistributedGradientTape`.

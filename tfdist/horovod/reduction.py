@@ -55,8 +55,8 @@ class Reduction:
         """Reduces over the ranks of this process's job.
 
         Args:
-          gradients: tensors, `tf.IndexedSlices` or None, alike on every rank but for the rows of
-            slices. Those that are None stay so.
+          gradients: tensors, `tf.IndexedSlices` or None, the same on every rank except the rows of
+            slices. A None stays None.
           variables: the variable of each gradient.
 
         Returns:
@@ -97,7 +97,7 @@ class Reduction:
         return gradients
 
     def _refuse_feedback(self) -> None:
-        # A newcomer does not have what the members have not sent yet, or their common factors.
+        # A newcomer has neither the members' unsent gradients nor their common factors.
         if isinstance(self._compressor, FeedbackCompressor):
             raise ValueError(
                 f"{self._api_name}: expected compression fp16, bf16 or none in an elastic job, "

@@ -1,8 +1,8 @@
 """Batch normalization with the statistics of all ranks.
 
 Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal
-Covariate Shift", 2015. A rank with few examples has poor statistics; those of all ranks together
-equal the statistics of the whole batch.
+Covariate Shift", 2015. A rank with few examples has poor statistics; the statistics of all ranks
+together equal the statistics of the whole batch.
 
 Every rank r sends its number of examples n_r, and for each channel the mean m_r and the sum q_r of
 squared distances from the mean, in one message. With n = sum n_r,

@@ -23,8 +23,8 @@ class DistributedGradientTape:
       compression: how gradients travel: "fp16", "bf16" or `None`, which means uncompressed. Other
         methods keep state for the next step, and a tape lives for one step: give all tapes the same
         `tfdist.compression.compressor("topk")`.
-      scale_local_gradients: divide gradients of local variables by the number of ranks, as those
-        that are averaged.
+      scale_local_gradients: divide gradients of local variables by the number of ranks, as for
+        averaged gradients.
 
     Raises:
       ValueError: another `gradient_reduction` or `compression`; or a strategy is in use, which

@@ -1,1 +1,1 @@
-"""The internals of TensorFlow and Keras that tfdist uses: what a new release of them may break."""
+"""The internals of TensorFlow and Keras that tfdist uses, and that a new release may break."""

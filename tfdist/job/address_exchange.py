@@ -92,7 +92,7 @@ class AddressBook:
         self._unanswered = set(range(1, exchange.size))
 
     def add(self, request: messages.AddressRequest, context: ClientContext) -> dict[str, object]:
-        """Records a process's host, and waits for those of the others.
+        """Records a process's host, and waits for the others' hosts.
 
         Args:
           request: the request.
@@ -255,7 +255,7 @@ def _ask(exchange: HostExchange, settings: Settings) -> list[str]:
 
 
 def _own_host(host_of_rank_0: str, settings: Settings) -> str | None:
-    """Returns the host that this process tells; None while that of rank 0 has no address."""
+    """Returns the host that this process tells; None while rank 0's host has no address."""
     if settings.interface is not None:
         address = network.select(settings.interface)
         return f"[{address}]" if ":" in address else address

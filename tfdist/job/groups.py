@@ -48,7 +48,7 @@ def new_group(
       the end of the job.
 
     Raises:
-      ValueError: on every rank alike: a rank does not exist or is named twice, or the ranks of
+      ValueError: the same on every rank: a rank does not exist or is named twice, or the ranks of
         the job passed different arguments.
       tfdist.errors.NotInitializedError: before `tfdist.init()` or a strategy.
       tfdist.errors.ClusterConfigError: the job is elastic.

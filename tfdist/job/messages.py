@@ -39,7 +39,7 @@ class ExitRequest:
 
 @dataclasses.dataclass(frozen=True)
 class AddressRequest:
-    """Process `rank` of a launcher's tells its host, and asks for those of all; see
+    """Process `rank` of a launcher's tells its host, and asks for all processes' hosts; see
     `address_exchange`. `servers` of the `world_size` processes are parameter servers."""
 
     rank: int

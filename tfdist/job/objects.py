@@ -46,7 +46,7 @@ def broadcast_object(
     Args:
       obj: the root's object, which `pickle` must support; ignored on the other ranks.
       root_rank: the sender, a rank of the communicator.
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       label: the name of the call in error messages.
       timeout: seconds; `None` means 600, 0 means for ever.
 
@@ -101,13 +101,13 @@ def all_gather_object(
 
     Args:
       obj: this rank's object, which `pickle` must support.
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       label: the name of the call in error messages.
       timeout: seconds; `None` means 600, 0 means for ever.
 
     Returns:
-      The objects in rank order, each a copy, also this rank's own; without those of ranks that have
-      called `join`.
+      The objects in rank order, each a copy, also this rank's own; without objects of ranks that
+      have called `join`.
 
     Raises:
       ValueError: on all ranks: a rank cannot pickle its object, or calls another function.
@@ -180,7 +180,7 @@ def _exchange(
 def _request_text(root: int) -> str:
     if root == _INVALID_ROOT:
         return "names no rank"
-    return "gathers an object of each" if root < 0 else f"expects that of rank {root}"
+    return "gathers an object of each" if root < 0 else f"expects the object of rank {root}"
 
 
 def _read(part: bytes, sender: int, ranks: ops.Communicator, api_name: str) -> Any:

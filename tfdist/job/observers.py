@@ -78,7 +78,7 @@ class Observers:
     def report_waits(
         self, cluster: Cluster, settings: Settings, source: stragglers.PeerWaits
     ) -> None:
-        """Reports, from now on, for whom this task waits; see `observe.stragglers`."""
+        """Reports, from now on, the tasks that this task waits for; see `observe.stragglers`."""
         if not settings.straggler_period:
             return
         if self._stragglers is None:
@@ -96,7 +96,7 @@ class Observers:
         return counted()[0] or None
 
     def report_stragglers(self) -> None:
-        """Logs for whom this task has waited since the last report, if there was much of it."""
+        """Logs for which tasks this task has waited since the last report, if for long."""
         if self._stragglers is not None:
             self._stragglers.report()
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PeerGroup(Protocol):
-    """This process and those that train with it."""
+    """This process and the processes that train with it."""
 
     @property
     def communicator(self) -> Communicator:

@@ -60,7 +60,7 @@ class ControlPlane:
     """This task's end of the control plane; a context manager that closes itself.
 
     It starts the server on this task's address. Calls of one object must not overlap, except
-    `close`, which any thread may call and which ends a call in progress, and those of the
+    `close`, which any thread may call and which ends a call in progress, and the calls of the
     `stop_watch`.
 
     Args:

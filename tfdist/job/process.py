@@ -210,7 +210,7 @@ class Process:
 
         Raises:
           ClusterConfigError: this process has joined another job.
-          Exception: what `make` raises.
+          Exception: the exception of `make`.
         """
         if self.members is not None and self._cluster == cluster:
             return cast(Joined, self.members)
@@ -381,7 +381,7 @@ class Process:
         return self._has_server_variables
 
     def report_stragglers(self) -> None:
-        """Logs for whom this task has waited since the last report, if there was much of it."""
+        """Logs for which tasks this task has waited since the last report, if for long."""
         self._observers.report_stragglers()
 
     def readings(self) -> list[Reading | None]:

@@ -21,7 +21,7 @@ def rank_op(communicator: ops.Communicator | None = None) -> tf.Tensor:
     """Returns this process's rank, evaluated at each execution.
 
     Args:
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
 
     Returns:
       An int32 scalar.
@@ -43,7 +43,7 @@ def size_op(communicator: ops.Communicator | None = None) -> tf.Tensor:
     """Returns the number of ranks, evaluated at each execution.
 
     Args:
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
 
     Returns:
       An int32 scalar.

@@ -1,9 +1,9 @@
 """Whether a script has run to its end, or was left by an exception.
 
 Functions of `atexit` are not told with which exit code the program ends. An unhandled exception and
-`sys.exit` can be noted, but `raise SystemExit(1)` cannot: Python tells nobody of it. The script's
-own frame can: it remembers its last instruction, which of a script that has run to its end is a
-return.
+`sys.exit` can be noted, but `raise SystemExit(1)` cannot: Python tells no handler of it. The
+script's own frame can: it remembers its last instruction, which of a script that has run to its end
+is a return.
 """
 
 from __future__ import annotations

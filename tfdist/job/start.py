@@ -14,7 +14,7 @@ def start(
     """Reads the cluster, serves in a `ps` or data task, enters the job, and adapts Keras.
 
     Args:
-      cluster: the job, by default that of `Cluster.from_environment`.
+      cluster: the job, by default the cluster of `Cluster.from_environment`.
       checkpoint_dir: as for `tfdist.init`.
       adapt_keras: changes Keras where the caller needs it.
 

@@ -26,7 +26,7 @@ def broadcast_variables(
       variables: `tf.Variable`s or Keras variables, such as `model.variables` and
         `optimizer.variables`, of any dtype.
       root_rank: the rank whose values all ranks get.
-      communicator: the ranks; `None` means those of the job.
+      communicator: the ranks; `None` means the job's ranks.
       timeout: seconds; `None` means 600, 0 means for ever.
 
     Returns:

@@ -9,7 +9,9 @@
 | `workers.py` | what both ask about strategies and variables |
 | `models.py` | what models of Keras 3 and of tf_keras consist of |
 | `callback.py` | the base class of tfdist's callbacks |
-| `training_state.py`, `own_state.py`, `exchange.py`, `state_file.py` | its state, in files |
+| `training_state.py`, `own_state.py`, `exchange.py` | the state of a training, of all workers |
+| `state_file.py` | writes it into backups and checkpoints; `session/positions.py` knows it |
+| `callback_state.py`, `random_state.py` | the states of callbacks and of random generators |
 | `backups.py`, `tf_keras_backups.py` | the newest backup, and the one before it |
 | `rank_zero.py`, `noted_saves.py` | what rank 0 does alone, and its successor again |
 | `log_file.py`, `event_files.py` | the files of `CSVLogger` and `TensorBoard` |
@@ -19,7 +21,11 @@
 | `after_import.py` | what is to be done when a package is imported |
 | `scalar_losses.py` | losses that return one number for a batch |
 | `drawing.py` | how often the data of a model has drawn orders |
-| `elastic_steps.py`, `elastic_state.py` | steps of an elastic job, and what a newcomer receives |
+| `elastic_steps.py`, `elastic_local_steps.py` | steps of an elastic job |
+| `elastic_state.py`, `elastic_records.py` | the state that a newcomer receives; ended calls |
+| `substitute_rows/` | a replica without rows computes on a substitute row |
+| `embeddings.py`, `prefetching.py` | tables of `tfdist.embedding`, which hooks need |
+| `variables_of_others.py` | variables that are trained in another scope than their own |
 
 Nothing is changed by an import. Making one of our strategies installs what strategies need;
 `tfdist.init()` and `tfdist.DistributedOptimizer` install less, since Keras needs less there.
@@ -72,7 +78,6 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.clipping",
     f"{_HOOKS}.saving",
     f"{_HOOKS}.variable_roles",
-    f"{_HOOKS}.data_tasks",
     f"{_HOOKS}.lines",
     f"{_HOOKS}.events",
     f"{_ELASTIC}.accumulation",
@@ -99,7 +104,7 @@ FOR_TF_KERAS = (
 FOR_TUNERS = (f"{_HOOKS}.tuners",)
 # Where there is no strategy.
 FOR_INIT = (f"{_REPAIRS}.compilation",)
-FOR_DATA_TASKS = (f"{_HOOKS}.data_tasks", f"{_SESSION}.of_keras_3")
+FOR_DATA_TASKS = (f"{_SESSION}.of_keras_3",)
 FOR_DISTRIBUTED_OPTIMIZERS = (f"{_REPAIRS}.overflow", f"{_HOOKS}.sample_counts")
 # Of a Keras 3 that is too old for the others.
 FOR_OLD_RELEASES = (f"{_HOOKS}.refusal",)
@@ -167,7 +172,7 @@ def _repair_keras() -> bool:
                 "whose internals tfdist was not tested with: results could be wrong without an "
                 "error. Install a tested one with "
                 f"`pip install 'keras<{MAX_KERAS[0]}.{MAX_KERAS[1] + 1}'`, or a tfdist release "
-                "that supports yours. TFDIST_ALLOW_UNTESTED_KERAS=1 goes on all the same."
+                "that supports yours. TFDIST_ALLOW_UNTESTED_KERAS=1 continues all the same."
             )
         _log.warning(
             "TFDIST_ALLOW_UNTESTED_KERAS: tfdist was tested with Keras %s, not with %s; results "
@@ -211,7 +216,7 @@ def follow_data_tasks() -> None:
 
 
 def _activate(every: bool) -> None:
-    """Lets participants of `fit` take part: all, or those of data tasks alone."""
+    """Lets participants of `fit` take part: all, or only the data tasks' participants."""
     order = importlib.import_module(f"{_SESSION}.order")
     order.activate(*(order.ALL if every else order.OF_DATA_TASKS))
 

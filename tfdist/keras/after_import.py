@@ -15,7 +15,7 @@ def after_import(name: str, call: Callable[[], None]) -> None:
 
     Args:
       name: of the module.
-      call: may import it. What it raises, the import raises.
+      call: may import it. The import raises the call's exception.
     """
     if name in sys.modules:
         call()

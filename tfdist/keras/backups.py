@@ -21,7 +21,7 @@ def choose(
 
     Args:
       newest: the path of the newest backup, which need not exist.
-      former: that of the backup before it.
+      former: the file of the backup before it.
       beside: further files, of the newest backup and of the one before it.
 
     Raises:
@@ -44,7 +44,7 @@ def choose(
         found = problem if exists else f"{newest} does not exist"
         raise ValueError(f"{found}; {problem_of_former}. Remove both to begin anew")
     if exists:
-        _log.warning("%s; fit goes on from %s, the backup before it", problem, former)
+        _log.warning("%s; fit continues from %s, the backup before it", problem, former)
     # Last what decides whether all this is done again after a kill.
     for current, before in beside:
         if tf.io.gfile.exists(before):

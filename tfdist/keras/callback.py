@@ -1,4 +1,4 @@
-"""The base class of tfdist's callbacks, and what concerns those of others."""
+"""The base class of tfdist's callbacks, and functions for all callbacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def with_callback(given: Any, callback: Callback, *, first: bool = False) -> Ite
     """Yields the user's callbacks and one of ours, in a form that `fit` takes.
 
     Args:
-      given: what the user has given `fit` as `callbacks`.
+      given: the user's argument `callbacks` of `fit`.
       callback: ours.
       first: whether ours runs before the user's; else it runs after them.
     """

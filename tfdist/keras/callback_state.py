@@ -1,6 +1,6 @@
 """The state of callbacks, which a newcomer of an elastic `fit` receives.
 
-It is what their attributes hold, if a newcomer can take it:
+It consists of the attributes whose values a newcomer can take:
 
     numbers, arrays, lists, dicts, tuples, sets and deques of them    their values
     generators of random numbers, of Python, NumPy and Keras          their states
@@ -37,8 +37,9 @@ from tfdist.keras.workers import is_on_servers, is_table
 _log = logging.getLogger("tfdist.elastic")
 _NUMBERS = (bool, int, float, type(None))
 _KINDS = "biufcUSmM"  # of numpy.dtype.kind, as in plain_values
-# A callback may hold averages of the weights, or the best ones. What is larger than the training's
-# variables, and than this, is data: all members would wait while it is sent, and have it already.
+# A callback may hold averages of the weights, or the best ones. A value larger than the training's
+# variables, and than this limit, is data: all members would wait while it is sent, and have it
+# already.
 _MAX_BYTES = 64 << 20
 _MAX_DEPTH = 20
 # Of `fit`, and not of the callback.
@@ -82,7 +83,7 @@ class CallbackStates:
         Lists, dicts and the like are changed in place: the script may hold them, too.
 
         Args:
-          content: what its `describe` has returned.
+          content: the result of its `describe`.
 
         Raises:
           CallbackStateError: a `set_state` has raised an error, which is the cause.
@@ -108,7 +109,7 @@ class CallbackStates:
         return [type(callback).__qualname__ for callback in self._callbacks]
 
     def _carried(self) -> Iterator[tuple[tuple[int, str], Nested]]:
-        """What stands for each attribute that is carried, by callback and name."""
+        """The described value of each carried attribute, by callback and name."""
         for index, callback in enumerate(self._callbacks):
             for name, value in _attributes(callback):
                 where = f"{type(callback).__qualname__}.{name}"

@@ -1,6 +1,6 @@
-"""What has drawn orders in the data of a model: shuffles, and `PyDataset`s that change with epochs.
+"""The objects that draw orders in a model's data: shuffles, and changing `PyDataset`s.
 
-A process that leaves out a `fit`, `evaluate` or `predict` goes on as if it had read its data:
+A process that leaves out a `fit`, `evaluate` or `predict` continues as if it had read its data:
 
     counts = drawn([x, validation_data])        # in a process that made the call, after it
     reasons = go_to([x, validation_data], counts)      # in a process that leaves it out
@@ -19,8 +19,9 @@ from tfdist.data.draws import Drawing
 from tfdist.errors import TfdistError
 
 _MAX_DRAWS = 1 << 31
-# Only its own method knows what another call of it changes, so each is made: a second's work of an
-# empty one. No script has so many epochs; a member that lies could keep this process for years.
+# Only the method itself can make the changes of another call, so each call is made: a second's work
+# of an empty one. No script has so many epochs; a member that lies could keep this process for
+# years.
 _MAX_MISSING_CALLS = 1_000_000
 _COUNTS = "tfdist_calls"
 _CALLS = ("on_epoch_begin", "on_epoch_end")
@@ -92,7 +93,7 @@ def drawing(data: Iterable[object]) -> list[Drawing]:
     """Returns what draws orders in the data of a model, each once.
 
     Args:
-      data: what was given to `fit`, `evaluate` or `predict`: `x` and `validation_data`. Arrays draw
+      data: the arguments of `fit`, `evaluate` or `predict`: `x` and `validation_data`. Arrays draw
         nothing: their order is a function of a seed, the same in each `fit`.
 
     Returns:
@@ -115,11 +116,11 @@ def drawn(data: Iterable[object]) -> list[int]:
 
 
 def go_to(data: Iterable[object], counts: Sequence[int]) -> list[str]:
-    """Makes the data of a model go on as in a process that has read it.
+    """Makes the data of a model continue as in a process that has read it.
 
     Args:
       data: as it was given to `drawn` there.
-      counts: what `drawn` returned there.
+      counts: the result of `drawn` there.
 
     Returns:
       Why other rows will follow, in plain words; none if the same rows follow.

@@ -1,8 +1,8 @@
 """Training steps of a worker that trains alone in an elastic job: `LocalUpdateStrategy`.
 
 A step needs no other member. Before it, if no round has begun, members come and go; after it, if it
-was the last one of a round, the members end the round together. Metrics are those of this worker,
-and from the end of a round on those of all.
+was the last one of a round, the members end the round together. Metrics cover this worker alone,
+and from the end of a round on all workers.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class LocalElasticStep(ElasticStep):
         self._round_end().end_early("the end of an epoch")
 
     def further_handles(self) -> list[tf.Tensor]:
-        """Those of the outer optimizer, among others."""
+        """The handles of the outer optimizer, among others."""
         return self._round_end().handles()
 
     def _round_end(self) -> EndOfRounds:
@@ -120,7 +120,7 @@ class LocalElasticStep(ElasticStep):
         if found:
             raise ValueError(
                 f"elastic training of {self._model.name!r} with LocalUpdateStrategy: expected a "
-                f"step without collectives, received {found[0]!r}, as of "
+                f"step without collectives, received {found[0]!r}, as in "
                 "BatchNormalization(synchronized=True): a worker that dies would break the steps "
                 "of the others"
             )

@@ -34,7 +34,7 @@ def kept_record(
     Args:
       records: keeps them.
       kind: "fit", "evaluate" or "predict".
-      subject: what it was called for, by field.
+      subject: the arguments of the call that tell it from others, by field.
       rest: plain values, as `encode` takes them.
       handles: the resources of the variables that it may have changed.
       calls: tells why there is no record of this call, if there is none.
@@ -43,9 +43,9 @@ def kept_record(
         return failed(kind, calls.unrecordable)
     try:
         values = tuple(_kept_value(records, read(handle)) for handle in handles)
-        digest = records.keep(encode(rest, f"what {kind} has left"))
+        digest = records.keep(encode(rest, f"the results of {kind}"))
     except (OSError, TypeError) as error:
-        return failed(kind, f"what it has left could not be kept: {error}")
+        return failed(kind, f"its results could not be kept: {error}")
     return Record(kind, dict(subject), digest, values)
 
 
@@ -84,8 +84,8 @@ def ends_if_wrong(job: ElasticJob, record: Record) -> Iterator[None]:
         call.
     """
     of_call = (
-        f"what the members' call number {job.calls.number} of fit, evaluate and predict, "
-        f"{record.kind}, has left"
+        f"the results of the members' call number {job.calls.number} of fit, evaluate and predict, "
+        f"{record.kind}"
     )
     try:
         yield
@@ -96,13 +96,13 @@ def ends_if_wrong(job: ElasticJob, record: Record) -> Iterator[None]:
         raise job.ended_by(
             TfdistError(
                 f"{job.cluster.task_name}: expected {of_call}, "
-                f"received what this process cannot take: {type(error).__name__}: {error}"
+                f"received results that this process cannot take: {type(error).__name__}: {error}"
             )
         ) from error
 
 
 def check_subject(job: ElasticJob, record: Record, kind: str, subject: dict[str, str]) -> None:
-    """Ends this process's part in the job if its call is another one than that of a record.
+    """Ends this process's part in the job if its call differs from the call of a record.
 
     Raises:
       TfdistError: it is; names what differs.

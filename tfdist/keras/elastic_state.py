@@ -1,4 +1,4 @@
-"""What a newcomer of an elastic `fit` receives, and how it goes on from there."""
+"""The state that a newcomer of an elastic `fit` receives, and how it continues from there."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _RETRY = 0.1  # seconds between two questions for a record
 
 @dataclasses.dataclass(frozen=True)
 class _Received:
-    """What the callbacks of a newcomer may change before its first step, and must not.
+    """The state that a newcomer's callbacks could change before its first step, but must not.
 
     Attributes:
       values: of all variables.
       callbacks: the callbacks' states.
       stops: `model.stop_training`.
       random: the states of random generators; see `random_state`.
-      of_rank_0: what callbacks that rank 0 alone calls carry; see `rank_zero`.
+      of_rank_0: the state of the callbacks that rank 0 alone calls; see `rank_zero`.
       data: values of the arrays that are trained with; see `data_values`.
     """
 
@@ -72,7 +72,7 @@ class LeftOut(Exception):
     Attributes:
       history: the logs of its epochs, by name.
       epochs: the numbers of its epochs.
-      draws: what has drawn orders in its data, and how often; see `drawing`.
+      draws: the objects that drew orders in its data, and how often; see `drawing`.
     """
 
     def __init__(
@@ -93,14 +93,15 @@ class ElasticFit:
         newcomer    on_train_begin: takes the state
                     on_epoch_begin   on_train_batch_begin   takes the state again   step 8
 
-    So what the newcomer's callbacks do in between, to what a member's have done already, is undone.
+    So the changes that the newcomer's callbacks make in between are undone: a member's callbacks
+    have made theirs already.
 
     Args:
       job: the members.
       positions: where the `fit` stands; its callbacks have begun.
 
     Attributes:
-      meeting: the callbacks after whose calls the members meet.
+      meeting: the callbacks after whose calls the members wait for each other.
     """
 
     def __init__(self, job: ElasticJob, positions: Positions) -> None:
@@ -140,7 +141,7 @@ class ElasticFit:
             raise ValueError(
                 f"elastic training of {model.name!r}: expected a model that makes its "
                 f"train_function as Keras does, received {type(model).__name__}, which makes "
-                "another one; train_step is what a model may define"
+                "another one; a model may define train_step"
             )
         # Tracing makes what a step makes on first use, such as slots, and takes its time now.
         concrete = step.trace(data.element_spec)
@@ -149,7 +150,7 @@ class ElasticFit:
         self._callback_states = CallbackStates(
             self._callbacks.callbacks, self._session.keras.of_each_worker, _bytes(self._handles)
         )
-        # A newcomer that differs is refused; the members go on.
+        # A newcomer that differs is refused; the members continue.
         fit = f"of fit number {job.calls.fits + 1}"
         rows = self._positions.rows
         description = self._description = {
@@ -161,7 +162,8 @@ class ElasticFit:
             f"callbacks that save {fit}": _shortened(rank_zero.in_words(self.meeting)),
         }
         job.describe(description)
-        # A member that has ended a call may stand beside one that ends it in the next generation.
+        # A member that has ended a call may stand beside a member that ends it in the next
+        # generation.
         here = {**job.calls.described("fit"), **description}
         if job.is_newcomer and self._enter():
             return
@@ -191,7 +193,7 @@ class ElasticFit:
                 record = self._job.calls.record()
             if record is not None:
                 raise LeftOut(*self._leave_out(record))
-            # The one that has ended it may just be leaving.
+            # The member that has ended it may just be leaving.
             self._job.pause(_RETRY)
 
     def record(
@@ -202,7 +204,7 @@ class ElasticFit:
         Args:
           history: the logs of its epochs, by name.
           epochs: the numbers of its epochs.
-          draws: what has drawn orders in its data, and how often; see `drawing`.
+          draws: the objects that drew orders in its data, and how often; see `drawing`.
         """
         values = {
             "history": {name: list(map(float, logs)) for name, logs in history.items()},
@@ -321,7 +323,7 @@ class ElasticFit:
         """Whether members compare their variables after an epoch's steps.
 
         Args:
-          data: Keras's iterator of the steps; that of a validation does not train.
+          data: Keras's iterator of the steps; the iterator of a validation does not train.
         """
         return self.has_contents and self._session.data is data
 
@@ -381,8 +383,8 @@ def _handles(
     for variable in _known(model):
         for part in _parts(model, variable):
             found[id(part.handle)] = part.handle
-    # Those of optimizers that only a train_step knows, in the order of their creation: that of
-    # captures differs between processes.
+    # Scalars of optimizers that only a train_step knows, in the order of their creation: the order
+    # of captures differs between processes.
     captured = [
         handle
         for handle in concrete.captured_inputs

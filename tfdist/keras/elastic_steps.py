@@ -12,7 +12,7 @@ takes nothing with it:
     means, as of averages    all replicas have the mean
 
 A step of training begins with the scalars that callbacks may have set, such as the learning rate:
-all members take those of rank 0.
+all members take the values of rank 0.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class ElasticStep:
         return []
 
     def is_private(self, handle: tf.Tensor) -> bool:
-        """Whether a resource is that of a variable which only makes this step atomic."""
+        """Whether a resource belongs to a variable which only makes this step atomic."""
         return self._atomic.is_private(handle)
 
     def _alone(self, batch: Nested) -> Nested:
@@ -255,7 +255,7 @@ class ElasticStep:
     def _scalars(self) -> list[list[tf.Tensor]]:
         """The resources of all variables without dimensions that a callback may set.
 
-        Those of one variable on several devices are in one list.
+        The handles of one variable on several devices are in one list.
         """
         strategy = self._model.distribute_strategy
         found: dict[int, list[tf.Tensor]] = {}
@@ -285,7 +285,7 @@ class ElasticStep:
                 and not self.is_private(handle)
             ):
                 further.append(handle)
-        # In the order of their creation: that of captures differs between processes.
+        # In the order of their creation: the order of captures differs between processes.
         self._further_scalars += sorted(further, key=lambda handle: handle._id)
 
     def _agree_on_scalars(self) -> None:
@@ -498,7 +498,7 @@ def changed_by_step(
 
 
 def _contribution(variable: SyncOnReadVariable, before: Sequence[tf.Tensor]) -> tf.Tensor:
-    """What this member adds to a sum over all members."""
+    """This member's part of a sum over all members."""
     after = [part.read_value() for part in variable.values]
     if variable.aggregation == tf.VariableAggregation.SUM:
         return tf.add_n(after) - tf.add_n(list(before))

@@ -1,4 +1,4 @@
-"""What the hooks need of embedding tables, which `tfdist.embedding` provides.
+"""The functions of embedding tables that the hooks need; `tfdist.embedding` provides them.
 
 That package imports this one. A model has tables only if it has been imported.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Embeddings:
-    """What `tfdist.embedding` can do.
+    """The functions of `tfdist.embedding`.
 
     Attributes:
       layer: the base class of embedding layers.
@@ -37,5 +37,5 @@ def provide(embeddings: Embeddings) -> None:
 
 
 def provided() -> Embeddings | None:
-    """What was provided; `None` where no model can have a table."""
+    """The provided functions; `None` where no model can have a table."""
     return _provided[0] if _provided else None

@@ -1,9 +1,9 @@
 """The event files of a `TensorBoard`, of Keras 3 or tf_keras: one worker writes a run.
 
-In an elastic job rank 0 flushes what it has written before the members go on. Its successor opens a
-file of its own in the same directories, which TensorBoard shows as one run. A call that rank 0 may
-not have ended is made again into other files, and of these the events are taken that the run does
-not have yet.
+In an elastic job rank 0 flushes what it has written before the members continue. Its successor
+opens a file of its own in the same directories, which TensorBoard shows as one run. A call that
+rank 0 may not have ended is made again into other files, and of these the events are taken that the
+run does not have yet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfdist.keras.workers import elastic_job_of, rank_of
 # Of workers that write no run: directories of theirs that are deleted at the end.
 _scratch: weakref.WeakKeyDictionary[KerasCallback, tempfile.TemporaryDirectory]
 _scratch = weakref.WeakKeyDictionary()
-# Those that trace steps in this process; their own flags are numbers, which newcomers receive.
+# Callbacks that trace steps in this process; their own flags are numbers, which newcomers receive.
 _tracing: weakref.WeakSet[KerasCallback] = weakref.WeakSet()
 
 
@@ -102,7 +102,7 @@ def end_batch(
         after = board._global_train_batch
         try:
             board._global_train_batch = step
-            # The default writer is that of the member that began the step.
+            # The default writer belongs to the member that began the step.
             with board._train_writer.as_default(step), tf.summary.record_if(True):
                 original(board, batch, logs)
         finally:
@@ -151,7 +151,7 @@ def _write(
 
     Args:
       board: the callback.
-      what: is written, for the log.
+      what: the written data's name, for the log.
       call: writes it.
       is_called: whether this member has done so as if it were rank 0.
     """

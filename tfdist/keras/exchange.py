@@ -69,7 +69,7 @@ def broadcast(model: KerasModel, content: bytes | None) -> bytes | None:
 
 
 def _of_chief(model: KerasModel, values: np.ndarray) -> np.ndarray:
-    """The chief's values; those of other workers are zero."""
+    """The chief's values; other workers' values are zero."""
     communicator = communicator_of(model)
     if communicator is not None:
         return ops.broadcast(values, communicator, label="state of the training").numpy()

@@ -7,9 +7,9 @@
                              ^
                              a rank 0 that was killed while it wrote may have written a part
 
-Whoever is rank 0 makes the file equal to the text: it keeps what is equal, cuts what follows, and
+The present rank 0 makes the file equal to the text: it keeps what is equal, cuts what follows, and
 writes the rest. So the file has each line once, and a process that was stopped in the middle of a
-line and continues writes the bytes that are there already. What follows its own text it leaves.
+line and continues writes the bytes that are there already. It leaves text that follows its own.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class CsvLogFile:
     """Stands for the file in a `CSVLogger`.
 
     Args:
-      path: of the file, also one that only TensorFlow can open, such as "gs://...".
+      path: of the file, also a path that only TensorFlow can open, such as "gs://...".
       appends: whether the file keeps what it has.
 
     Attributes:
-      text: what was written since the file was opened.
+      text: the text written since the file was opened.
       begin: the bytes of the file before it.
       closed: whether it was closed.
     """
@@ -73,14 +73,15 @@ class CsvLogFile:
         else:
             # Never at the end of whatever is there: another process may have written the same line.
             with os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-                # A file of another host, or one that was deleted meanwhile, is shorter.
+                # A file of another host, or a file that was deleted meanwhile, is shorter.
                 size = file.seek(0, os.SEEK_END)
                 begin = min(self.begin, size)
                 done = min(done, size - begin)
                 file.seek(begin + done)
                 done += _equal(content[done:], file.read())
                 if content and done == len(content):
-                    # What follows is of a successor, which has gone on while this process stood.
+                    # The text that follows is a successor's, which has continued while this process
+                    # stood.
                     return
                 file.seek(begin + done)
                 file.truncate()
@@ -96,7 +97,7 @@ class CsvLogFile:
             file.write(before + content)
 
     def describe(self) -> JsonObject:
-        """What a newcomer needs."""
+        """The state that a newcomer needs."""
         return {"begin": self.begin, "text": self.text}
 
     def restore(self, described: JsonObject) -> None:

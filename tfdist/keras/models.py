@@ -1,4 +1,4 @@
-"""What models of Keras 3 and of tf_keras consist of."""
+"""The parts of models of Keras 3 and of tf_keras."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tf_variable(variable: KerasVariable) -> tf.Variable:
 
 
 def read_results(outputs: Nested) -> Nested:
-    """What a step returns in a replica, with the values of variables: of metrics' results."""
+    """The outputs of a step in a replica, with values in place of variables (metrics' results)."""
     return keras.tree.map_structure(
         lambda value: tf.convert_to_tensor(value) if is_variable(value) else value, outputs
     )

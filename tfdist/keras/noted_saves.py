@@ -1,4 +1,4 @@
-"""What a checkpoint callback would save on a worker that writes no files."""
+"""The saves of a checkpoint callback on a worker that writes no files."""
 
 from __future__ import annotations
 

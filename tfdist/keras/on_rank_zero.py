@@ -28,7 +28,7 @@ class _Call:
       trains: whether `fit` has begun.
       has_begun: whether its `on_train_begin` was called in this `fit`.
       logs: of `on_train_begin`.
-      numbers: what the callback of rank 0 had in its attributes when the members last met.
+      numbers: the attributes of rank 0's callback when the members last met.
     """
 
     callback: KerasCallback | None = None
@@ -195,8 +195,8 @@ class OnRankZero(Callback):
             state.callback = self._make()
             if not hasattr(state.callback, "set_model"):
                 raise TypeError(
-                    "OnRankZero: expected a function that returns a callback, received one that "
-                    f"returns {state.callback!r}"
+                    "OnRankZero: expected a function that returns a callback, received a function "
+                    f"that returns {state.callback!r}"
                 )
         if not state.is_set:
             state.callback.set_params(self.params)
@@ -219,7 +219,7 @@ class OnRankZero(Callback):
         def receive() -> bytes:
             own = json.dumps(self._numbers()).encode() if job.rank == 0 else b""
             content = broadcast_bytes(own, job.communicator, 0, label)
-            # A broadcast alone would let rank 0 go on before the others.
+            # A broadcast alone would let rank 0 continue before the others.
             with tf.device("/device:CPU:0"):
                 ops.all_reduce(tf.constant(0), job.communicator, "max", label=label)
             return content

@@ -62,7 +62,7 @@ def _need_of_all(callback: KerasCallback, model: KerasModel) -> str | None:
     if not _trains_with_others(model):
         return None
     if _is_a("BackupAndRestore", callback):
-        return "going on from a backup needs all workers"
+        return "continuing from a backup needs all workers"
     if not _is_a("ModelCheckpoint", callback):
         return None
     if local_updates_of(model.distribute_strategy) is not None:

@@ -26,7 +26,7 @@ from tfdist.keras.models import (
 )
 from tfdist.keras.workers import is_on_servers, local_updates_of, rank_of
 
-# How the names of what LocalUpdateStrategy keeps begin.
+# How the names of LocalUpdateStrategy's values begin.
 _LOCAL_UPDATES = "local_updates/"
 
 
@@ -36,7 +36,7 @@ class OwnState:
 
     Args:
       values: by the name of a variable, its value in each replica of all workers, of shape
-        [replicas, ...]. A name is that of `_own_variables`.
+        [replicas, ...]. `_own_variables` makes the names.
     """
 
     values: dict[str, np.ndarray]
@@ -64,8 +64,8 @@ class OwnState:
     def restore(self, model: KerasModel, metrics: bool) -> None:
         """Gives each replica its values.
 
-        With another number of replicas than before, the first one gets the sum of what is summed,
-        and the state of a random generator is that of one of the former replicas.
+        With another number of replicas than before, the first one gets the sum of summed variables,
+        and a random generator gets the state from one of the former replicas.
 
         Args:
           model: of the same structure.
@@ -94,7 +94,7 @@ class OwnState:
 
 
 def _own_variables(model: KerasModel) -> dict[str, KerasVariable]:
-    """The variables of which replicas have values of their own, by what they are and a number.
+    """The variables of which replicas have values of their own, by their kind and a number.
 
     Not by their paths, which have other numbers if the process made other models before.
     """

@@ -34,8 +34,9 @@ def with_prefetch(model: KerasModel) -> Callable[[tf.data.Dataset], tf.data.Data
     inputs = getattr(getattr(model, "_functional", model), "_inputs_struct", None)
     if inputs is None:
         _log.warning(
-            "model %r looks no rows up ahead: prefetch=True needs a functional model, which says "
-            "what its embedding layers get; in a loop of your own use tfdist.ops.prefetch_rows",
+            "model %r looks no rows up ahead: prefetch=True needs a functional model, which "
+            "shows the inputs of its embedding layers; in a loop of your own use "
+            "tfdist.ops.prefetch_rows",
             model.name,
         )
         return None

@@ -6,7 +6,7 @@ All workers search with an oracle of their own, which reads and writes files of 
     rank 1      reads | meet | keeps           | trial 0 | keeps     meet | rank 0: writes | trial 1
     newcomer                   takes what the founders have read, keeps ...
 
-So the oracles begin with the same state, and nobody reads a file that another one is writing.
+So the oracles begin with the same state, and no worker reads a file that another worker is writing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ProjectFiles:
         self._delete = delete
         self._texts: dict[str, str] = {}
         self._projects: set[str] = set()
-        # What rank 0 may not have done yet.
+        # Deletions that rank 0 may not have done yet.
         self._undeleted: dict[str, None] = {}
         self._unwritten: dict[str, None] = {}
 
@@ -60,7 +60,7 @@ class ProjectFiles:
         return any(path == each or path.startswith(each + os.sep) for each in self._projects)
 
     def keeps(self, path: str) -> bool:
-        """Whether a path is that of a file which is kept here if it exists."""
+        """Whether a path belongs to a file which is kept here if it exists."""
         return str(path).endswith(".json") and self.has(path)
 
     def exists(self, path: str) -> bool:
@@ -102,8 +102,8 @@ class ProjectFiles:
         Args:
           project: its directory.
           leads: whether this process is rank 0, which deletes on the disk.
-          is_member: whether rank 0 is at the same place of the program. One that has come later
-            must not delete what the members have written since.
+          is_member: whether rank 0 is at the same place of the program. A process that has come
+            later must not delete files that the members have written since.
         """
         project = _absolute(project)
         for path in [path for path in self._texts if path.startswith(project + os.sep)]:
@@ -164,7 +164,7 @@ def write_whole(path: str, write: Callable[[str], None]) -> None:
     if _is_remote(path):
         write(path)
         return
-    # Nobody else writes here but a former rank 0, which was killed or stopped.
+    # The only other writer here is a former rank 0, which was killed or stopped.
     former = os.path.join(glob.escape(folder), f".incomplete-*-{glob.escape(name)}")
     for abandoned in glob.glob(former):
         with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
 """The states of a process's random generators that scripts draw from between two calls of Keras.
 
-A `fit` draws from them, too: layers and datasets that it makes take their seeds there. A process
-that leaves a `fit` out would draw other numbers afterwards than those that have made it.
+A `fit` also draws from them: layers and datasets that it makes take their seeds there. A process
+that leaves a `fit` out would draw other numbers afterwards than the other processes.
 
 Keras's own generator is a variable, which newcomers receive with the others.
 """

@@ -1,4 +1,4 @@
-"""Callbacks' calls that rank 0 makes alone, such as those that write files.
+"""Callbacks' calls that rank 0 makes alone, such as calls that write files.
 
 In a job that is not elastic the other workers leave such a call out, or make it in a directory that
 is deleted where the call needs all workers. In an elastic job they note it: if rank 0 is lost while
@@ -7,7 +7,7 @@ it makes the call, the next rank 0 makes it again (`tfdist.elastic.owed`).
 The call may need the model as it is at this place: a checkpoint, or a histogram of weights. A later
 callback may change it, as `SwapEMAWeights` or a schedule of the learning rate does. So the members
 meet right after such a call. They only do if all of them come to this place: callbacks that meet
-are compared when `fit` begins, and one that overrides when it saves does not meet.
+are compared when `fit` begins, and a callback that overrides when it saves does not meet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _Result = TypeVar("_Result")
 _NUMBERS = (bool, int, float, type(None))
 # Kinds of callbacks after whose calls the members meet, and the methods that decide when.
 _meeting: dict[type, tuple[str, ...]] = {}
-# By kind: what returns a callback's state on a member, and what takes it on a newcomer.
+# By kind: the function that returns a callback's state on a member, and the function that sets it
+# on a newcomer.
 _carried: dict[type, tuple[Callable, Callable]] = {}
 
 
@@ -59,7 +60,7 @@ def owe(model: KerasModel, what: str, call: Callable[[], object]) -> None:
 
     Args:
       model: which an elastic job trains.
-      what: the call does, for the log.
+      what: describes the call, for the log.
       call: makes it; may be called again after a failure.
     """
     job = elastic_job_of(model.distribute_strategy)
@@ -95,8 +96,8 @@ def meet(callback: KerasCallback, call: Callable[[], _Result] | None = None) -> 
     """Waits until rank 0 has made its call, or the next rank 0 has made it again.
 
     Args:
-      callback: whose call it is.
-      call: what the members do together; by default they wait for each other.
+      callback: the callback that is called.
+      call: the members' common action; by default they wait for each other.
 
     Returns:
       The result of `call`; `None` where the others have ended it, or the members do not meet.
@@ -124,7 +125,7 @@ def meeting(callbacks: Iterable[KerasCallback]) -> list[KerasCallback]:
 
 
 def in_words(callbacks: Iterable[KerasCallback]) -> str:
-    """Says what must be alike on all members of callbacks after whose calls they meet."""
+    """Describes callbacks after whose calls the members meet, as all members must have them."""
     return ", ".join(
         f"{type(each).__qualname__}({getattr(each, 'save_freq', '')})" for each in callbacks
     )
@@ -155,7 +156,7 @@ def carries(
 
 
 def describe(callbacks: Iterable[KerasCallback]) -> str:
-    """What a newcomer receives of the members' callbacks that rank 0 alone calls."""
+    """The state of the callbacks that rank 0 alone calls, for a newcomer."""
     return json.dumps(
         [(type(each).__qualname__, kind[0](each)) for each, kind in _known(callbacks)]
     )

@@ -1,4 +1,4 @@
-"""What tfdist changes in Keras: one list, and the one place that installs it.
+"""The functions that tfdist replaces in Keras: one list, and the one place that installs it.
 
 There are two kinds. A *repair* corrects a defect of Keras or TensorFlow. It names the issue and the
 releases of Keras that need it, and is deleted when the oldest supported release no longer does. A
@@ -11,9 +11,10 @@ releases of Keras that need it, and is deleted when the oldest supported release
 
 The decorated function is called in place of `LossScaleOptimizer.check_finite`. Its first parameter
 is the function that it replaces: Keras's own, or a replacement that was installed before. The other
-parameters must be those of Keras's function, where `*args` and `**kwargs` stand for any. The first
-paragraph of its docstring is its row in docs/reference/keras_repairs.md. A decorated function whose
-only parameter is `original` replaces a value: it is called once, and returns the new value.
+parameters must equal the parameters of Keras's function, where `*args` and `**kwargs` stand for
+any. The first paragraph of its docstring is its row in docs/reference/keras_repairs.md. A decorated
+function whose only parameter is `original` replaces a value: it is called once, and returns the new
+value.
 
 Decorating registers and changes nothing. `install` does, in the order of the modules that it is
 given, and within a module in the order of definition: the last one is the outermost.
@@ -60,7 +61,7 @@ class Replacement:
 
     @property
     def target(self) -> str:
-        """The full name of what is replaced."""
+        """The full name of the replaced function or value."""
         if inspect.ismodule(self.owner):
             return f"{self.owner.__name__}.{self.name}"
         return f"{self.owner.__module__}.{self.owner.__qualname__}.{self.name}"
@@ -77,7 +78,7 @@ class Replacement:
         )
 
     def mismatch(self) -> str | None:
-        """What is unexpected of that which is to be replaced; `None` if nothing is."""
+        """How the function to be replaced differs from the expected one; `None` if it does not."""
         if not hasattr(self.owner, self.name):
             return None if self.adds else "does not exist"
         current = getattr(self.owner, self.name)
@@ -147,7 +148,7 @@ def registered(modules: Iterable[str]) -> list[Replacement]:
 
 
 def installed() -> list[Replacement]:
-    """What has been installed in this process, in order."""
+    """The replacements that are installed in this process, in order."""
     return list(_installed)
 
 

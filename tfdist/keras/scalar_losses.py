@@ -1,16 +1,16 @@
 """Losses of `compile` that return one number for a batch, instead of one for each row.
 
-Keras takes such a number as it is. How the numbers of several replicas make that of the whole batch
-depends on the function:
+Keras takes such a number as it is. How the numbers of several replicas make the number of the whole
+batch depends on the function:
 
     mean    tf.reduce_mean(...)                        weighed by the replica's rows
     sum     tf.reduce_sum(...), also / GLOBAL_BATCH    added as they are
     own     tf.nn.compute_average_loss(...), a loss    added as they are: the function has
             of Keras, strategy.num_replicas_in_sync    divided by all replicas itself
 
-The last kind is known from what the function calls. The others are told apart by a batch in which
+The last kind is known from the functions it calls. The others are told apart by a batch in which
 each row occurs twice: a mean stays the same, and a sum doubles. Where that cannot be tried, or the
-number does neither, it is taken for a mean, which is what it means in one process.
+number does neither, it is taken for a mean, as in one process.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def of_sums() -> KerasLoss | None:
 
 def _is_mean(call: _Call) -> bool:
     try:
-        # Not of the step: what is tried adds nothing to it.
+        # Not of the step: the trial adds nothing to it.
         with tf.init_scope():
             once, twice = _tried(call)
     except Exception as error:

@@ -1,9 +1,9 @@
 """The workers of a KerasTuner search: all make the same trials, and rank 0 writes the files.
 
 Each worker has an oracle of its own. With the same files at the beginning, the same seed and the
-same results the oracles decide alike, so nothing is sent but a digest of each decision, which shows
-if they do not. A worker that joins an elastic job makes the same decisions again, from the files
-that the founders have begun with and the results that they have had.
+same results the oracles decide the same, so nothing is sent but a digest of each decision, which
+shows if they do not. A worker that joins an elastic job makes the same decisions again, from the
+files that the founders have begun with and the results that they have had.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SearchWorkers(abc.ABC):
     """The workers of this process's job, and the files of their projects.
 
     Args:
-      files: those of this process.
+      files: the files of this process.
     """
 
     def __init__(self, files: ProjectFiles) -> None:
@@ -60,7 +60,7 @@ class SearchWorkers(abc.ABC):
         """Waits until all workers have read a project's files.
 
         Args:
-          subject: what must be the same on all workers, by field.
+          subject: the values that must be the same on all workers, by field.
           texts: the files that this worker has read, by their paths in the project.
 
         Returns:
@@ -76,7 +76,7 @@ class SearchWorkers(abc.ABC):
         """Waits until all workers have come here, and rank 0 has written its files.
 
         Args:
-          subject: what must be the same on all workers, by field.
+          subject: the values that must be the same on all workers, by field.
 
         Raises the errors of `begin`.
         """
@@ -106,7 +106,7 @@ class FixedWorkers(SearchWorkers):
     """The workers of a job that is not elastic.
 
     Args:
-      files: those of this process.
+      files: the files of this process.
       job: the connections to the others.
     """
 
@@ -152,7 +152,7 @@ class ElasticSearchWorkers(SearchWorkers):
     """The members of an elastic job, or a newcomer.
 
     Args:
-      files: those of this process.
+      files: the files of this process.
       job: the members.
     """
 
@@ -189,7 +189,7 @@ class ElasticSearchWorkers(SearchWorkers):
             return files
 
     def meet(self, subject: dict[str, str]) -> None:
-        """See `SearchWorkers`. A newcomer meets nobody before it has joined."""
+        """See `SearchWorkers`. A newcomer meets no other worker before it has joined."""
         job = self._job
 
         def compare() -> None:

@@ -183,7 +183,7 @@ def read_state(path: FilePath) -> bytes | None:
 
 
 def go_on_from_file(model: KerasModel, path: FilePath) -> None:
-    """Lets the running `fit` of a model go on from a checkpoint file, which the chief reads.
+    """Lets the running `fit` of a model continue from a checkpoint file, which the chief reads.
 
     Raises:
       ValueError: the file has no state, or the model is not in `fit` of Keras 3, or no strategy of

@@ -6,9 +6,9 @@ has the generation and a part of its process's own, so that no two processes wri
     ckpt-5                         number 5
     ckpt-JOB.7.RANDOM-5            number 5, of generation 7 of a job
 
-The newest one is that of the highest number, then of the highest generation. A process that was
-stopped while it wrote number 5 in generation 6 may complete it at any time: its successor has
-number 5, too, or a higher one.
+The newest one has the highest number, then the highest generation. A process that was stopped while
+it wrote number 5 in generation 6 may complete it at any time: its successor also has number 5, or a
+higher one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tfdist.atomic_files import Term
 _log = logging.getLogger("tfdist")
 _NAME = re.compile(r"ckpt-(?:([0-9a-f]{8})\.(\d+)\.[0-9a-f]{8}-)?(\d+)(?=\D|$)")
 _KEPT = 2
-# Seconds without a write, after which nobody writes a file any more.
+# Seconds without a write, after which no process writes a file any more.
 _ABANDONED = 3600.0
 
 
@@ -57,13 +57,13 @@ class Backups:
     """Stands for the `tf.train.CheckpointManager` of a folder of backups.
 
     Args:
-      checkpoint: what is saved.
+      checkpoint: the saved objects.
       directory: the folder.
       term: returns the generation in which this process writes; `None` in a job that is not
         elastic.
 
     Attributes:
-      checkpoint: what is saved.
+      checkpoint: the saved objects.
       directory: the folder.
     """
 
@@ -83,10 +83,10 @@ class Backups:
         return self._path(complete[-1]) if complete else None
 
     def save(self) -> str | None:
-        """Saves a backup, and removes those before the former one.
+        """Saves a backup, and removes backups before the former one.
 
         Returns:
-          Its path; `None` if the members of an elastic job have gone on without this process.
+          Its path; `None` if the members of an elastic job have continued without this process.
 
         Raises:
           tf.errors.OpError: the file system refused; nothing of the backup is left.
@@ -133,7 +133,7 @@ class Backups:
             if problem is None:
                 if problems:
                     _log.warning(
-                        "%s; fit goes on from %s, the backup before it", "; ".join(problems), path
+                        "%s; fit continues from %s, the backup before it", "; ".join(problems), path
                     )
                 self.checkpoint.restore(path)
                 return path
@@ -153,7 +153,7 @@ class Backups:
         if later:
             _log.warning(
                 "%s is left as it is: the members of this job have saved %s in generation %d, "
-                "after they had gone on without this process, which was in generation %d",
+                "after they had continued without this process, which was in generation %d",
                 *(self.directory, later[-1].name, later[-1].generation, generation),
             )
         return bool(later)

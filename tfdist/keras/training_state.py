@@ -10,11 +10,11 @@ from tfdist.keras.own_state import OwnState
 
 @dataclasses.dataclass(frozen=True)
 class TrainingState:
-    """What a `fit` needs, besides the values of its model, to go on.
+    """The state that a `fit` needs, besides the values of its model, to continue.
 
     Args:
       position: the next batch.
-      own: what each replica has of its own, such as the states of random generators.
+      own: each replica's own values, such as the states of random generators.
     """
 
     position: InputPosition

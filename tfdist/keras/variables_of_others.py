@@ -7,7 +7,7 @@ from tfdist.keras.workers import has_peers, is_on_servers, is_ours, is_table, tr
 
 
 def refuse_variables_of_others(model: KerasModel) -> None:
-    """Refuses to train variables that the model's strategy does not keep alike.
+    """Refuses to train variables that the model's strategy does not keep equal.
 
     Raises:
       ValueError: a variable was made outside of the scope, or in another one.
@@ -16,7 +16,7 @@ def refuse_variables_of_others(model: KerasModel) -> None:
     is_shared = has_peers(strategy) or trains_on_servers(strategy)
     for variable in model.weights:
         value = getattr(variable, "_value", variable)
-        # One that is not initialized yet is made by the first step.
+        # A variable that is not initialized yet is made by the first step.
         if value is None or is_on_servers(value) or is_table(value):
             continue
         name = getattr(variable, "path", variable.name)

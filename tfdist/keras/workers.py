@@ -1,4 +1,4 @@
-"""What the repairs and hooks ask about strategies, variables and workers.
+"""Questions of the repairs and hooks about strategies, variables and workers.
 
 `tfdist.strategies` imports this package, so nothing here imports it. Its classes answer by their
 attributes: `StrategyBase.is_of_tfdist`, `ServerVariable.is_on_servers` and
@@ -86,12 +86,12 @@ def term_of(model: KerasModel) -> Term | None:
 
 
 def local_updates_of(strategy: tf.distribute.Strategy) -> LocalTraining | None:
-    """What trains the workers of a LocalUpdateStrategy; `None` for all other strategies."""
+    """The object that trains the workers of a LocalUpdateStrategy; `None` for others."""
     return local_training_of(strategy.extended) if is_ours(strategy) else None
 
 
 def local_updates() -> LocalTraining | None:
-    """What trains the current replica alone; `None` if it does not train alone."""
+    """The object that trains the current replica alone; `None` if it does not train alone."""
     replica = replica_of_ours()
     return None if replica is None else local_updates_of(replica.strategy)
 
@@ -154,7 +154,7 @@ def decide_where_it_runs(name: str, wanted: str, obstacle: str | None) -> bool:
     """
     if wanted == "server" and obstacle:
         raise ValueError(
-            f"optimizer {name!r}: expected one that the servers can run, as "
+            f"optimizer {name!r}: expected an optimizer that the servers can run, as "
             f"ps_optimizer='server' asks for, but {obstacle}"
         )
     on_servers = wanted != "worker" and not obstacle

@@ -1,6 +1,6 @@
 """Kubernetes manifests of a job, for people who keep them in git. Imports no TensorFlow.
 
-`options` says what a job is and checks it, `pods` makes the pods of a role, `objects` what stands
+`options` describes a job and checks it, `pods` makes the pods of a role, `objects` the objects
 beside them, `engines` the kind that starts them, and `manifest` the text.
 """
 

@@ -41,9 +41,7 @@ def render(job: JobOptions, made_by: str | None = None) -> str:
     """
     documents: list[tuple[str, Object]] = []
     if job.priority is not None:
-        documents.append(
-            ("Whose pods give way to whose. Of the whole cluster.", objects.priority_class(job))
-        )
+        documents.append(("The pods' priority in the whole cluster.", objects.priority_class(job)))
     if job.engine not in engines.HAVE_A_SERVICE:
         documents.append(("Gives each pod a name.", objects.service(job)))
     documents += [
@@ -55,7 +53,7 @@ def render(job: JobOptions, made_by: str | None = None) -> str:
             ("The pods that Volcano starts together, or not at all.", objects.pod_group(job))
         )
     if job.network_policy:
-        documents.append(("Who can connect to the pods.", objects.network_policy(job)))
+        documents.append(("The sources that can connect to the pods.", objects.network_policy(job)))
     documents += engines.objects(job)
     if job.tasks_per_worker is not None:
         documents.append(

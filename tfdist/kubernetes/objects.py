@@ -9,7 +9,7 @@ from tfdist.config.environments.kubernetes import PORT
 from tfdist.kubernetes.options import JobOptions
 from tfdist.kubernetes.pods import INSTANCE, Object, count, labels, metadata, roles, set_name
 
-# What the Prometheus adapter calls tfdist_tasks{state="to do"}: a selector cannot hold the space.
+# The Prometheus adapter's name for tfdist_tasks{state="to do"}: a selector cannot hold the space.
 TASKS_METRIC = "tfdist_tasks_to_do"
 # Seconds for which a lower number is wanted before workers are taken away.
 _SCALE_DOWN_WINDOW = 300

@@ -1,4 +1,4 @@
-"""What a job on Kubernetes is: names, numbers and places, checked once."""
+"""The options of a job on Kubernetes: names, numbers and places, checked once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _MAX_PRIORITY = 1_000_000_000
 # The place for temporary files where the root of the file system is read-only.
 SCRATCH = "/tmp"
-# What a Pod has without a terminationGracePeriodSeconds.
+# The default terminationGracePeriodSeconds of a Pod.
 _LEAST_GRACE = 30
 
 
@@ -47,7 +47,7 @@ class Engine(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What each pod of a role asks for, and may use at most.
+    """The resources that each pod of a role requests, and may use at most.
 
     Args:
       cpu: processors, such as "4" or "500m"; None leaves it to the namespace.
@@ -118,14 +118,14 @@ class JobOptions:
       engine: the kind of object that starts the pods.
       workers: the number of training tasks, or the limits of an elastic job.
       parallelism: the worker pods that are asked for at first, of an elastic job; None for as many
-        as it may have. Those for which there is no room wait, and join later.
+        as it may have. Workers for which there is no room wait, and join later.
       ps: the number of parameter servers.
       evaluator: whether there is an evaluator.
       namespace: of the objects; None leaves it to `kubectl`.
       restarts: how often what fails is started again.
       saving: seconds from SIGTERM until the job is saved, as its log says.
-      worker: what each worker asks for, and the evaluator.
-      server: what each parameter server asks for.
+      worker: the resources of each worker, and of the evaluator.
+      server: the resources of each parameter server.
       volumes: the claims that every pod mounts.
       checkpoint_dir: `TFDIST_CHECKPOINT_DIR`, in one of the volumes that can be written.
       environment: further variables, of every container.
@@ -133,12 +133,12 @@ class JobOptions:
       kueue: the local queue of Kueue that admits the job.
       volcano: the queue of the Volcano scheduler that starts the job at once or not at all.
       priority: the value of a priority class that is made for the job.
-      priority_class: the name of one that exists, instead.
+      priority_class: the name of an existing one, instead.
       metrics_port: `TFDIST_METRICS_PORT`.
       read_only_root: whether the pods can write in their volumes and in `/tmp` alone, which then is
         a directory of the pod's own.
       network_policy: whether only the job's own pods can connect to them; metrics are excepted.
-      no_egress: whether the pods, too, can connect to each other and to DNS alone.
+      no_egress: whether the pods also can connect to each other and to DNS alone.
       metrics_namespace: the only namespace whose pods can read metrics; None lets all.
       tasks_per_worker: the number of waiting data tasks for which the autoscaler keeps one worker;
         None makes no autoscaler. For the engine `STATEFULSET` alone.
@@ -225,7 +225,7 @@ class JobOptions:
 
     @property
     def grace(self) -> int:
-        """Seconds from SIGTERM to SIGKILL: three times of what saving takes, and 30 at least."""
+        """Seconds from SIGTERM to SIGKILL: three times the duration of a save, and 30 at least."""
         return max(_LEAST_GRACE, math.ceil(3 * self.saving))
 
     @property
@@ -298,8 +298,8 @@ class JobOptions:
         ):
             raise ClusterConfigError(
                 f"checkpoint_dir: expected a path in a volume that can be written, received "
-                f"{self.checkpoint_dir} and volumes at {paths}: what is saved elsewhere is lost "
-                "with its pod"
+                f"{self.checkpoint_dir} and volumes at {paths}: files saved elsewhere are lost "
+                "with their pod"
             )
 
     def _check_scheduling(self) -> None:

@@ -1,4 +1,4 @@
-"""The pods of a role: what they are called, what they run, and what their environment says.
+"""The pods of a role: their names, their commands, and their environment.
 
 All engines give a pod the same name, NAME-ROLE-0-INDEX, which is JobSet's. `tfdist.config.
 environments.kubernetes` concludes from it, and from the variables below, which task a pod is.

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Binding(enum.Enum):
-    """What a task is bound to."""
+    """The unit that a task is bound to."""
 
     NONE = "none"
     CORE = "core"
@@ -62,9 +62,9 @@ def shares(cpus: Sequence[Cpu], tasks: int, binding: Binding) -> list[list[int] 
     """Returns the numbers of each task's CPUs; None is no restriction.
 
     Args:
-      cpus: those that the tasks may use, in order, 1 or more.
+      cpus: the CPUs that the tasks may use, in order, 1 or more.
       tasks: the number of tasks. If there are more than CPUs (or nodes), some share one.
-      binding: what a task is bound to.
+      binding: the unit that a task is bound to.
 
     Example:
       >>> shares([Cpu(0, 0, core, core) for core in range(4)], 2, Binding.CORE)

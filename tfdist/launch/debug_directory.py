@@ -1,4 +1,4 @@
-"""The directory for what the tasks of one host write when something fails."""
+"""The directory for the dumps of one host's tasks when something fails."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tfdist.launch.private_directory import private_directory
 
 @contextlib.contextmanager
 def debug_directory(program: str, host: str = "") -> Iterator[Path]:
-    """Makes a directory of mode 0700 for what the tasks write when something fails.
+    """Makes a directory of mode 0700 for the tasks' dumps when something fails.
 
     At the end it is removed if no task has written anything; else its path is printed.
 
     Args:
-      program: what prints it.
+      program: the program that prints it.
       host: the name of this machine, if the reader is at another one.
     """
     with private_directory("tfdist-debug-", _remove_without_dumps) as directory:
@@ -25,7 +25,7 @@ def debug_directory(program: str, host: str = "") -> Iterator[Path]:
     if directory.exists():
         where = f" on {host}" if host else ""
         print(
-            f"{program}: what the tasks did last{where}: 'tfdist debug explain {directory}'",
+            f"{program}: the tasks' last operations{where}: 'tfdist debug explain {directory}'",
             file=sys.stderr,
         )
 

@@ -131,7 +131,7 @@ class ElasticWorkers:
         come = self._hosts.take_connected()
         for line in come:
             self._job.say(line)
-        if come and not self._job.lifecycle.is_stopping and not self._policy.finished:
+        if come and not self._job.lifecycle.is_stopping and not self._policy.is_ending:
             self._fill_hosts()
         for slot in self._policy.latecomers:
             self._give_latecomer_time(slot)
@@ -182,7 +182,7 @@ class ElasticWorkers:
 
     def _take_hosts(self, hosts: Sequence[Host]) -> None:
         """Lets the workers of hosts that are gone leave; connects to new hosts."""
-        if self._job.lifecycle.is_stopping or self._policy.finished:
+        if self._job.lifecycle.is_stopping or self._policy.is_ending:
             return
         changes = self._hosts.update(hosts, self._running())
         for line in changes.lines:
@@ -226,7 +226,7 @@ class ElasticWorkers:
 
     def _try_host(self, name: str, seconds: float) -> None:
         """Starts the workers that have waited for a host whose cool-down is over."""
-        if self._job.lifecycle.is_stopping or self._policy.finished:
+        if self._job.lifecycle.is_stopping or self._policy.is_ending:
             return
         self._job.say(f"host {name} is tried again after {seconds:g} s")
         for slot in self._policy.held:
@@ -236,7 +236,7 @@ class ElasticWorkers:
             self._fill_hosts()
 
     def _start_later_or_never(self, slot: int, what: str, decision: EndDecision) -> None:
-        """Carries out a decision after which the job goes on; `what` happened."""
+        """Carries out a decision after which the job continues; `what` happened."""
         if decision.verdict is Verdict.LEAVE_OUT:
             self._job.say(f"{what}; {decision.reason}; left out, workers now: {self._count()}")
             return

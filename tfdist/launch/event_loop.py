@@ -26,8 +26,8 @@ class EventLoop:
       streams: the launcher's own stdout and stderr.
 
     Attributes:
-      readers: further descriptors to read from, each with what handles its input.
-      signals: those of the user that are not handled yet.
+      readers: further descriptors to read from, each with the handler of its input.
+      signals: the user's signals that are not handled yet.
     """
 
     def __init__(self, streams: tuple[OutputStream, OutputStream]) -> None:

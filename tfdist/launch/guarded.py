@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from tfdist.launch import guard
 
 _TIMEOUT = 10.0
-# How often one that ends is started again.
+# How often an ended process is started again.
 _MAX_STARTS = 3
 
 

@@ -48,11 +48,11 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
 
     All of them are bound at the same time, so they are free together. They are released on return.
     Until this process ends, no other one of this user chooses them, where the two have the same
-    directory for temporary files. Those of other users may.
+    directory for temporary files. Processes of other users may.
 
     Args:
       count: the number of ports, 0 or more.
-      candidates: ports to try, in this order; by default those outside the ephemeral range,
+      candidates: ports to try, in this order; by default ports outside the ephemeral range,
         shuffled.
 
     Returns:
@@ -89,11 +89,12 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
 def free_range(count: int, firsts: Iterable[int] | None = None) -> int:
     """Chooses `count` unused ports that follow each other.
 
-    They are released on return, as those of `free_ports`.
+    They are released on return, like the ports of `free_ports`.
 
     Args:
       count: the number of ports, 1 or more.
-      firsts: candidates for the first port, in this order; by default those of `free_ports`.
+      firsts: candidates for the first port, in this order; by default the candidates of
+        `free_ports`.
 
     Returns:
       The first port.

@@ -22,7 +22,8 @@ def remove(directory: Path) -> None:
 def private_directory(prefix: str, clear: Callable[[Path], None] = remove) -> Iterator[Path]:
     """Makes a directory of mode 0700 for the duration of a job.
 
-    A lock on it tells that this process lives: the next launcher clears those of killed ones.
+    A lock on it tells that this process lives: the next launcher clears the directories of killed
+    launchers.
 
     Args:
       prefix: begins its name, which no other kind of directory has.

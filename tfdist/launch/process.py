@@ -61,7 +61,7 @@ class ProcessSpec:
     Attributes:
       variables: its environment, beyond what all processes of the job have.
       terminal: rows and columns of the terminal that it writes to; None means pipes.
-      cpus: the CPUs that it may use; None means those of its parent.
+      cpus: the CPUs that it may use; None means its parent's CPUs.
     """
 
     variables: Mapping[str, str]
@@ -78,7 +78,7 @@ class TaskProcess(Protocol):
 
     @property
     def outputs(self) -> Sequence[TaskOutput]:
-        """What its output is read from; nothing if it arrives by a connection of its host."""
+        """The sources of its output; nothing if it arrives by a connection of its host."""
 
     def find_exit(self) -> Exit | None:
         """Returns how it has ended; None while it runs."""
@@ -87,7 +87,7 @@ class TaskProcess(Protocol):
         """Sends a signal to it and its children, and continues stopped ones."""
 
     def notify(self) -> None:
-        """Sends SIGTERM to it alone: its children, such as readers of its input, go on."""
+        """Sends SIGTERM to it alone: its children, such as readers of its input, continue."""
 
     def resize(self, rows: int, columns: int) -> None:
         """Gives its terminal another size."""
@@ -105,7 +105,7 @@ class LocalProcess:
     Args:
       command: the program and its arguments.
       environment: the variables that all processes of the job have.
-      spec: what is its own.
+      spec: the task's own properties.
       sinks: receive its stdout and its stderr; a single one receives both, through a terminal.
       guard: the pipe to the launcher's guard.
 
@@ -215,7 +215,7 @@ class LocalProcess:
             os.killpg(self.pid, signal.SIGCONT)
 
     def notify(self) -> None:
-        """Sends SIGTERM to it alone: its children, such as readers of its input, go on."""
+        """Sends SIGTERM to it alone: its children, such as readers of its input, continue."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGTERM)
             os.killpg(self.pid, signal.SIGCONT)

@@ -61,7 +61,7 @@ class LaunchOptions:
       data_workers: number of workers of TensorFlow's data service; if any, its dispatcher is
         started, too.
       log_dir: the directory of the tasks' logs; None keeps none.
-      timeline: the file of the job's timeline; None means that of `TFDIST_TIMELINE`, if any.
+      timeline: the file of the job's timeline; None means the file in `TFDIST_TIMELINE`, if any.
       timeout: seconds the job may take; None is no limit.
       restarts: the number of failures that lead to a restart: of all tasks, or of the failed task
         alone if the job has parameter servers or the task does not train. Not of elastic jobs.
@@ -73,7 +73,7 @@ class LaunchOptions:
       hosts: the hosts, with ssh; none means this machine.
       discovery_script: a program that names the hosts of an elastic job while it runs.
       ssh: the program that connects to them, with its options.
-      python: the path of Python on them; None means that of this process.
+      python: the path of Python on them; None means this process's Python.
       env: further variables of this environment that tasks on other hosts get.
       binding: the CPUs that each task is bound to.
       job_file: the file with the job's addresses and secret while it runs; by default a new one,
@@ -310,7 +310,7 @@ def run(options: LaunchOptions) -> int:
       options: the tasks.
 
     Returns:
-      The launcher's exit code: 0; that of the first task that failed (128 + the number of the
+      The launcher's exit code: 0; the code of the first task that failed (128 + the number of the
       signal that ended it); 124 at the time limit; 130 after Ctrl-C, 143 after SIGTERM, 129 after
       SIGHUP.
 
@@ -478,7 +478,7 @@ def _merged_timeline(timeline: Path) -> Iterator[None]:
 
 
 def _metrics(tasks: Sequence[TaskSpec], port: int) -> dict[str, str]:
-    """Returns where each task serves its metrics; `port` is that of the first one.
+    """Returns where each task serves its metrics; `port` is the first task's port.
 
     Raises:
       ClusterConfigError: there are not as many ports above it.

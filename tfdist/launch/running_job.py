@@ -50,7 +50,7 @@ class RunningJob:
       loop: the events.
       tasks: the tasks that run or ended and were not removed, by index.
       first_failure: the task that is the reason of the job's failure.
-      survived: the failures after which the job went on, in the order of the time.
+      survived: the failures after which the job continued, in the order of the time.
     """
 
     def __init__(

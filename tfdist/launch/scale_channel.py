@@ -7,8 +7,8 @@ the other's user. TCP on loopback would need a secret, and a signal cannot carry
 
 A packet (SOCK_SEQPACKET) is a whole message: the launcher never waits for the rest of one. A client
 asks once, {"workers": 4}, and gets one answer, {"done": ["worker 3 starts", ...]} or
-{"refused": "..."}. What a client asked that has gone since is not done: it has told its user that
-there was no answer.
+{"refused": "..."}. The request of a client that has gone since is dropped: it has told its user
+that there was no answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tfdist.launch.private_directory import private_directory
 # Bytes of a request, and of an answer: a line for each slot.
 _MAX_REQUEST = 1024
 _MAX_ANSWER = 64 * 1024
-# A further client takes the place of the one that has been silent for longest.
+# A further client takes the place of the client that has been silent for longest.
 _MAX_CLIENTS = 8
 _PREFIX = "tfdist-job-"
 
@@ -48,13 +48,13 @@ class ScaleRequest:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the client still waits for the answer; one that has given up has said so."""
+        """Whether the client still waits for the answer; a client that has given up has said so."""
         gone = select.poll()
         gone.register(self._client, 0)  # poll always reports the other side's end
         return not gone.poll(0)
 
     def done(self, lines: list[str]) -> None:
-        """Answers with what was done."""
+        """Answers with the completed actions."""
         self._answer({"done": lines})
 
     def refuse(self, reason: str) -> None:
@@ -68,10 +68,10 @@ class ScaleRequest:
 
 
 class ScaleServer:
-    """The launcher's side. It never blocks: `readers` says what to call when something arrives.
+    """The launcher's side. It never blocks: `readers` has the functions to call on input.
 
     Args:
-      readers: descriptors to poll, each with what handles its input; changed as clients come and
+      readers: descriptors to poll, each with the handler of its input; changed as clients come and
         go.
       requested: takes the valid requests, and answers them.
       listener: the socket that `scale_listener` opened.
@@ -150,7 +150,7 @@ def scale_listener() -> Iterator[tuple[socket.socket, Path]]:
         listener.setblocking(False)
         with short(path) as address:
             listener.bind(address)
-        # Before `listen` nobody can connect.
+        # Before `listen` no process can connect.
         os.chmod(path, 0o600)
         listener.listen(_MAX_CLIENTS)
         yield listener, path
@@ -165,7 +165,7 @@ def request_scale(path: Path, workers: int, timeout: float) -> list[str]:
       timeout: seconds to wait for the answer.
 
     Returns:
-      What was done, as lines.
+      The completed actions, as lines.
 
     Raises:
       ScaleError: the launcher refuses.

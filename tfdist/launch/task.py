@@ -67,7 +67,7 @@ class Task:
       start: starts its process.
       streams: receive its stdout and its stderr.
       log_dir: the directory of its log, or None.
-      cpus: the CPUs it may use; None means those of its parent.
+      cpus: the CPUs it may use; None means its parent's CPUs.
       replaces: the ended task that this one replaces.
 
     Attributes:
@@ -117,7 +117,7 @@ class Task:
 
     @property
     def outputs(self) -> Sequence[TaskOutput]:
-        """What its output is read from."""
+        """The sources of its output."""
         return self.process.outputs
 
     @property
@@ -145,7 +145,7 @@ class Task:
 
     def _record(self, found: Exit) -> bool:
         """Keeps the first exit; returns whether this is it."""
-        # In one step: the handler of SIGCHLD checks the tasks, too, and may interrupt `check`.
+        # In one step: the handler of SIGCHLD also checks the tasks, and may interrupt `check`.
         return self._exits.setdefault("exit", found) is found
 
     def signal(self, number: int) -> None:
@@ -154,7 +154,7 @@ class Task:
         self.process.signal(number)
 
     def notify(self) -> None:
-        """Sends SIGTERM to the task alone: its children, such as readers of its input, go on."""
+        """Sends SIGTERM to the task alone: its children, such as readers of its input, continue."""
         self.told_to_stop = True
         self.process.notify()
 

@@ -47,7 +47,7 @@ def listen(directory: Path, name: str) -> socket.socket:
     try:
         with short(path) as address:
             listener.bind(address)
-        os.chmod(path, 0o600)  # before `listen` nobody can connect
+        os.chmod(path, 0o600)  # before `listen` no process can connect
         listener.listen(_BACKLOG)
         listener.setblocking(False)
     except BaseException:
@@ -101,7 +101,8 @@ def ask_all(directory: Path, request: str, timeout: float) -> dict[str, str]:
       timeout: seconds to wait for all.
 
     Returns:
-      The answers by the tasks' names in file names; "failed: <why>" of one that has not answered.
+      The answers by the tasks' names in file names; "failed: <why>" of a task that has not
+      answered.
 
     Raises:
       OSError: the directory cannot be read.

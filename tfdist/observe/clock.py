@@ -58,7 +58,7 @@ class Probe:
 
     @property
     def offset(self) -> int:
-        """What to add to a time of this task."""
+        """The nanoseconds to add to a time of this task."""
         return ((self.received - self.asked) + (self.sent - self.answered)) // 2
 
 
@@ -69,7 +69,7 @@ class Offset:
     Attributes:
       reference: the domain of the reference's clock, see `domain`.
       at: when it was measured, in ns of this task's clock.
-      offset: what to add to a time of this task, in ns.
+      offset: the difference to add to a time of this task, in ns.
       error: by how much the offset may be wrong, in ns.
     """
 

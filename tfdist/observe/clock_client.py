@@ -15,7 +15,7 @@ _WAIT = 1.0
 
 
 class ClockClient:
-    """Measures the offset of this task's clock to that of a reference.
+    """Measures the offset of this task's clock to a reference's.
 
     The reference is the first task of a list, which all tasks ask. If it has been silent for a
     while, the next one of the list is asked, whose own offset may be known.

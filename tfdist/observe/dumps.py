@@ -44,7 +44,7 @@ class ThreadEntry(TypedDict):
 
 @dataclasses.dataclass(frozen=True)
 class Dump:
-    """What one task has written.
+    """The dump that one task has written.
 
     Attributes:
       task: its name, such as "worker 1".

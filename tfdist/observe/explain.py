@@ -1,7 +1,7 @@
 """Explains the flight recorder's files of a job: which task and which collective are the cause.
 
-A pure function over the dumps. Collectives are compared by communicator, key and number: what
-all ranks must start has the same three on each. The findings, the likely cause first:
+A pure function over the dumps. Collectives are compared by communicator, key and number: a
+collective of all ranks has the same three on each. The findings, the likely cause first:
 
 1. Tasks that are dead: a fatal signal, an exception, or no dump at all.
 2. Collectives that the ranks started differently: another name at the same place (the order
@@ -221,7 +221,7 @@ class _Job:
         known = dict(self._members.get(communicator, {}))
         size = next(iter(events.values()))["size"]
         if len(known) < size:
-            # One that has started none of its collectives. The job's own has all that train.
+            # A task that has started none of its collectives. The job's own has all that train.
             for dump in self._dumps:
                 if size == len(dump.training):
                     known = dict(enumerate(dump.training)) | known
@@ -242,7 +242,7 @@ class _Job:
                 elsewhere[task] = other
         if len(elsewhere) == len(absent):
             return self._crossed(stuck, elsewhere)
-        # Those who are in other collectives wait for the same ranks.
+        # Tasks in other collectives wait for the same ranks.
         absent = [task for task in absent if task not in elsewhere]
         done = [self._instead(task, communicator) for task in absent]
         return Finding(
@@ -345,8 +345,8 @@ class _Job:
             for communicator in dump.communicators:
                 if communicator["failure"]:
                     return (
-                        "No task differs from the others. What ended the collectives of "
-                        f"{dump.task}: {_first_line(communicator['failure'])}."
+                        f"No task differs from the others. The collectives of {dump.task} ended "
+                        f"by this: {_first_line(communicator['failure'])}."
                     )
         doing = [
             f"{dump.task} {'has finished' if dump.has_finished else _doing(_main_stack(dump))}"

@@ -1,4 +1,4 @@
-"""What commands share that look at a running job from outside."""
+"""The common part of commands that look at a running job from outside."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The flight recorder of a task: writes what it did last, when something fails or somebody asks.
+"""The flight recorder of a task: writes its last operations after a failure, or when asked.
 
 The events are in C++ (`tfdist.ops.trace.events`). A thread of its own writes them, with the
 stacks of all Python threads, into the directory `TFDIST_DEBUG_DIR`: the main thread may wait in
-C++, or never end a loop. What the files tell together, `explain` says.
+C++, or never end a loop. `explain` combines the files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Recorder:
       directory: where the files are; made with mode 0700 if it does not exist.
       elastic: whether the job is elastic: its members survive the loss of others, so that this is
         no reason to write.
-      timeline: what `tfdist timeline` starts and stops; by default a new one.
+      timeline: the timeline that `tfdist timeline` starts and stops; by default a new one.
 
     Raises:
       OSError: the directory cannot be used.

@@ -1,4 +1,4 @@
-"""The straggler report: a log line that says for whom this task waited, how long, and in what.
+"""The straggler report: a log line with the tasks this task waited for, the seconds, and the cause.
 
     worker 0: waited 41.2 s for worker 2 (31 % of the last 133 s, since step 1200), most in
     all_reduce 'dense/kernel'
@@ -24,13 +24,13 @@ MIN_SHARE = 0.1
 
 
 class PeerWaits(Protocol):
-    """What knows for whom this task waits; a `Communicator` is one."""
+    """The record of this task's waiting for others; a `Communicator` is one."""
 
     def waits(self) -> dict[str, float]:
-        """Returns the seconds of waiting since its start, by whom this task waited for."""
+        """Returns the seconds of waiting since its start, by the name of the awaited task."""
 
     def take_longest_wait(self, name: str) -> str:
-        """Returns in what it waited longest for `name` since the last call; may be empty."""
+        """Returns the operation of the longest wait for `name` since the last call, if any."""
 
 
 class StragglerReport:
@@ -111,7 +111,7 @@ def describe(waits: list[tuple[float, str, str]], elapsed: float, step: int | No
     """Returns the text of a report; empty without waits.
 
     Args:
-      waits: seconds, whom this task waited for, and in what (may be empty); the longest first.
+      waits: seconds, the task it waited for, and the operation (may be empty); the longest first.
       elapsed: seconds since the last report.
       step: the number of steps at the last report; `None` if they are not counted.
     """

@@ -1,4 +1,4 @@
-"""`tfdist plan`: what a training step costs on more machines, before they are rented.
+"""`tfdist plan`: the cost of a training step on more machines, before they are rented.
 
 | File | Holds |
 |---|---|
@@ -7,5 +7,4 @@
 | `costs.py` | step time, efficiency, and the bandwidth that a target needs, from those |
 | `measure.py`, `alone.py` | the parent and the child of `--model`: times steps of a script |
 | `report.py`, `chart.py` | the tables, the JSON and the picture |
-| `command.py` | the command line |
 """

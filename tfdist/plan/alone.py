@@ -41,7 +41,7 @@ WARM_UP = 3
 
 
 class StepRecorder:
-    """What the steps of this process tell.
+    """The measurements of this process's steps.
 
     Args:
       result: the file to write.
@@ -111,7 +111,7 @@ class StepRecorder:
     def _watch(
         self, gradients: Sequence[Gradient | None], variables: Sequence[KerasVariable]
     ) -> None:
-        """Puts a clock behind each bucket, which are those of tfdist: the last variable first."""
+        """Puts a clock behind each bucket, which are tfdist's: the last variable first."""
         # Tables of tfdist have no elements here.
         dense = [
             (gradient, size)
@@ -235,7 +235,7 @@ class _Clock(Callback):
         self._recorder.step(count)
 
 
-# What the hooks below tell; `main` sets it once, before they are installed.
+# The recorders that the hooks below call; `main` sets it once, before they are installed.
 _recorders: list[StepRecorder] = []
 
 

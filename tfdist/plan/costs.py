@@ -1,13 +1,13 @@
 """Step time, efficiency and needed bandwidth: pure formulas.
 
 Every worker computes on a batch of its own, of the same size for any number of workers. With T
-for the step time of N workers and Ts for that of one alone, the efficiency is Ts / T, and the
+for the step time of N workers and Ts for one worker's alone, the efficiency is Ts / T, and the
 speedup, in samples per second, N x Ts / T.
 
 Without overlap T = Ts + Tc, Tc being the time of the exchange. With overlap the gradients travel in
 buckets. Bucket i is complete when a part r(i) of the computing is done; it travels when it is
-complete and the ones before it have gone, in its share Tc(i) of Tc. What remains of the computing
-after the last bucket, such as the update, follows at the end:
+complete and the ones before it have gone, in its share Tc(i) of Tc. The computing after the last
+bucket, such as the update, follows at the end:
 
     T = max over i (r(i) Ts + Tc(i) + Tc(i+1) + ... + Tc(k)) + (1 - r(k)) Ts
 
@@ -67,7 +67,7 @@ class GradientBucket:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedTraining:
-    """What is trained, and on what.
+    """The training and its machines.
 
     Args:
       parameters: trainable ones with dense gradients.
@@ -107,7 +107,7 @@ class PlannedTraining:
 
     @property
     def buckets(self) -> Sequence[GradientBucket]:
-        """The profile, or that of bytes that are completed evenly."""
+        """The profile, or one of bytes that are completed evenly."""
         if self.profile:
             return self.profile
         return evenly(self.parameters, self.value_bytes, self.backward)
@@ -148,7 +148,7 @@ def bucketed(gradients: Sequence[GradientBucket], value_bytes: int = 4) -> list[
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What is to be expected of one way of exchanging gradients.
+    """The expected cost of one way of exchanging gradients.
 
     Attributes:
       method: the algorithm, or SYNC or ASYNC.
@@ -158,7 +158,7 @@ class Estimate:
       communication: seconds of a step's exchange; with overlap a part of it is hidden.
       step: seconds.
       efficiency: a step's computing over the step.
-      speedup: samples per second over those of one worker alone.
+      speedup: samples per second over one worker's alone.
       bandwidth_needed: bytes per second of a host's link for the target; 0 if any will do; `None`
         if none suffices or there is no target.
     """
@@ -191,10 +191,10 @@ def all_reduce(
     """A step with an all-reduce of the gradients.
 
     Args:
-      training: what is trained.
+      training: the planned training.
       workers: their number.
       algorithm: of `traffic`; `None` means tfdist's choice.
-      overlapped: whether gradients travel during back-propagation, as those of tfdist do.
+      overlapped: whether gradients travel during back-propagation, as tfdist's do.
       target: the efficiency to reach.
     """
     choice = algorithm_of(training, workers)
@@ -238,7 +238,7 @@ def _waits(training: PlannedTraining) -> list[tuple[float, float]]:
     """For each bucket the part of the computing that passes beside no exchange of it or later ones.
 
     Returns:
-      That part, and the share of the exchange that this bucket and those after it take.
+      That part, and the share of the exchange that this bucket and later ones take.
     """
     buckets = training.buckets
     total = sum(bucket.parameters for bucket in buckets)
@@ -277,10 +277,10 @@ def asynchronous_servers(
     A worker pulls, computes and pushes without hindrance, unless the busiest link is busy all the
     time. Some pull while others push, so that both directions of the link are in use. Waiting for
     workers that happen to pull at the same time is left out: where workers compute little, a step
-    lies between this and that of synchronous ones.
+    lies between this and a synchronous step.
     """
     alone = _pull_and_push(training, 1)
-    # What the servers' links carry for one step of all workers, in each direction.
+    # The bytes on the servers' links for one step of all workers, in each direction.
     pull, push = _pull_and_push(training, workers)
     busiest = pull if pull.network >= push.network else push
     busy = (dataclasses.replace(busiest, messages=0),)
@@ -316,7 +316,7 @@ def methods(training: PlannedTraining, workers: int, target: float | None = None
 
 
 def _pull_and_push(training: PlannedTraining, workers: int) -> Phases:
-    # Rows of tables are pulled and pushed alone, as those of tfdist.layers.Embedding.
+    # Rows of tables are pulled and pushed alone, as in tfdist.layers.Embedding.
     size = training.dense_bytes + training.row_bytes
     return traffic.pull_and_push(workers, size, size, training.servers, training.per_host)
 

@@ -26,7 +26,7 @@ class MeasurementError(TfdistError, RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What a script trains.
+    """The training of a script.
 
     Attributes:
       compute: median seconds of a step.

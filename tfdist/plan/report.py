@@ -16,10 +16,10 @@ class Plan:
     """All estimates for a training.
 
     Args:
-      training: what is trained.
+      training: the planned training.
       workers: the number that was asked for.
       target: the efficiency to reach; `None`: none.
-      measured: what a script told; `None`: parameters and computing were given.
+      measured: the measurements of a script; `None`: parameters and computing were given.
     """
 
     training: PlannedTraining
@@ -140,7 +140,7 @@ def _methods(plan: Plan) -> list[str]:
         )
     lines += [
         "* tfdist's choice of all-reduce; its strategies overlap. Exchange: the time of all bytes,",
-        "also of those that travel beside the computing. Speedup: samples per second over one",
+        "also of gradients that travel beside the computing. Speedup: samples per second over one",
         "worker, each with a batch of its own.",
     ]
     return lines

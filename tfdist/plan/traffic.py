@@ -28,7 +28,7 @@ TREE = "tree"
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """What carries the bytes.
+    """The links that carry the bytes.
 
     Args:
       bandwidth: bytes per second of a host's link, in each direction.

@@ -11,8 +11,8 @@ from tfdist.control.service import Service
 class StopRequest:
     """A rank proposes the last step of the job, or asks for it.
 
-    `last_step` is the proposal and 0 in a question; `stored` is what this rank has stored, or 0;
-    `noticed` says that this rank was told to end.
+    `last_step` is the proposal and 0 in a question; `stored` is the step that this rank has stored,
+    or 0; `noticed` says that this rank was told to end.
     """
 
     fingerprint: str

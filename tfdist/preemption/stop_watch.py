@@ -34,7 +34,7 @@ class StopWatch:
       call: sends a request to the hub and returns the answer; used by several threads. Raises
         UnreachableError or TfdistError.
       timeout: seconds for which a worker waits, at the end of a step, until all know the last one.
-      has_failed: returns whether another worker is known to be dead, which nobody waits for.
+      has_failed: returns whether another worker is known to be dead; no task waits for it.
 
     Attributes:
       steps: the steps of this worker so far, the same on all workers.

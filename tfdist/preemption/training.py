@@ -1,6 +1,6 @@
 """Whether this process's training stops now: after the same step on all workers.
 
-A step is what all workers make together: the call of a `train_function` in `fit`, or the part of a
+A step is made by all workers together: the call of a `train_function` in `fit`, or the part of a
 custom loop between two calls of `stop_requested`.
 """
 

@@ -40,7 +40,7 @@ class Liveness:
         self._connected: set[int] = set()
         self._left: set[int] = set()
         self._come: set[int] = set()  # at any time
-        # The time at which a lost worker counts as gone for good. One that has never connected
+        # The time at which a lost worker counts as gone for good. A worker that has never connected
         # counts as lost: the chief of a short job may have left before a slow worker comes.
         self._lost = dict.fromkeys(range(cluster.world_size), now + timeout)
 
@@ -78,7 +78,7 @@ class Liveness:
             return None
         self._next_line, self._last_line = now + _LOG_INTERVAL, now
         if self._is_elastic() and self._connected:
-            return None  # the others go on without them
+            return None  # the others continue without them
         waited = [
             f"{self._cluster.describe_rank(rank)} (gone for good in {deadline - now:.0f} s)"
             for rank, deadline in sorted(self._lost.items())

@@ -31,7 +31,7 @@ class CheckpointRequest:
 
 @dataclasses.dataclass(frozen=True)
 class WaitsRequest:
-    """A parameter server asks another one which workers' steps wait there for which others'."""
+    """A parameter server asks another one about its workers whose steps wait for others'."""
 
     fingerprint: str
     wait: float

@@ -42,8 +42,8 @@ from tfdist.ps.task_positions import ServerPositions
 _log = logging.getLogger("tfdist.ps")
 # Seconds that the serving thread waits for one event of the store.
 _EVENT_WAIT = 0.5
-# Seconds after SIGTERM in which a worker must say that it was told to end, too. Otherwise only this
-# server was, and the workers wait for the one that replaces it.
+# Seconds after SIGTERM in which a worker must say that it was also told to end. Otherwise only this
+# server was, and the workers wait for the server that replaces it.
 _NOTICE_WAIT = 5.0
 # Seconds for which a server that cannot serve tells the workers why, before it ends.
 _TELL_WAIT = 30.0
@@ -187,7 +187,7 @@ class ServerTask:
 
     @property
     def task_master(self) -> TaskMaster | None:
-        """What deals out the job's data tasks; only ps 0 has it."""
+        """The object that deals out the job's data tasks; only ps 0 has it."""
         return self._tasks
 
     def _serve(self) -> int | None:
@@ -238,7 +238,7 @@ class ServerTask:
     def _inform_workers(self) -> None:
         """Waits for a while until all workers know why this server cannot serve.
 
-        They would only learn that nobody listens here, and wait for longer.
+        They would only learn that no process listens here, and wait for longer.
         """
         wait = Wait(min(_TELL_WAIT, self._settings.rendezvous_timeout), self._stop)
         while len(self._informed) < self._cluster.world_size and not wait.is_over:
@@ -384,7 +384,7 @@ class ServerTask:
                 )
                 origin = checkpoints.restore()
                 if origin is not None:
-                    _log.warning("%s: goes on from %s", self._cluster.task_name, origin)
+                    _log.warning("%s: continues from %s", self._cluster.task_name, origin)
                 self._checkpoints = checkpoints
             store.start(
                 data_key(self._settings.secret, "ps", str(self._cluster.task_index), self._salt)
@@ -522,7 +522,8 @@ def serve(cluster: Cluster, settings: Settings, checkpoint_dir: str | None = Non
     Args:
       cluster: the job.
       settings: as for `ServerTask`.
-      checkpoint_dir: the snapshot directory; `None`: that of the settings, if there is one.
+      checkpoint_dir: the snapshot directory; `None`: the directory of the settings, if there is
+        one.
 
     Raises:
       SystemExit: always; see `ServerTask.serve` for its code.

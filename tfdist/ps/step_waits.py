@@ -20,7 +20,7 @@ _log = logging.getLogger("tfdist.ps")
 
 
 class StepWaits:
-    """The waits of one server, combined with those of the other servers.
+    """The waits of one server, combined with the other servers' waits.
 
     Args:
       cluster: the job; this process is one of its `ps` tasks.

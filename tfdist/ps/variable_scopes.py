@@ -1,4 +1,4 @@
-"""What the code that makes a variable says of it to a strategy with parameter servers.
+"""Declarations about a new variable, for a strategy with parameter servers.
 
 `tf.distribute` tells a strategy a variable's name, shape and dtype, but not what it is for. Code
 that knows says so in a scope; the strategy asks when the variable is made.
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 
 class Role(enum.Enum):
-    """What a variable is for."""
+    """The purpose of a variable."""
 
     UNSHARED = "unshared"  # each worker's own
     TABLE = "table"  # stands for an embedding table

@@ -213,7 +213,7 @@ class PsWorker:
         self.flush()
         if not self.has_others:
             return
-        # A round of its own, as of a `fit` of one epoch. It is joined again if it has ended without
+        # A round of its own, as in a `fit` of one epoch. It is joined again if it has ended without
         # a worker, which may not have connected yet.
         self.fits += 1
         wait = Wait(self.config.epoch_timeout, self.closed)
@@ -238,7 +238,7 @@ class PsWorker:
         )
 
     def readings(self) -> list[Reading | None]:
-        """Returns the statistics of each server; `None` for one that does not answer."""
+        """Returns the statistics of each server; `None` for a server that does not answer."""
         return [self._reading(control) for control in self._control]
 
     def leave(self, failure: bool = False) -> None:

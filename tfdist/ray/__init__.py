@@ -34,14 +34,14 @@ def run(
     It finds the job as a process of `tfdist run` does: make a strategy, or call `tfdist.init()`.
     Parameter servers do not call `train_fn`.
 
-    A lost task restarts the job, up to `max_failures` times; the function goes on from what
-    `BackupAndRestore` or its own checkpoints have saved. An elastic job goes on meanwhile, replaces
-    the lost worker, and grows while the cluster has room. A node that Ray drains is a preemption
-    notice to its workers, as SIGTERM is; the restart after it does not count.
+    A lost task restarts the job, up to `max_failures` times; the function continues from the files
+    of `BackupAndRestore` or its own checkpoints. An elastic job continues meanwhile, replaces the
+    lost worker, and grows while the cluster has room. A node that Ray drains is a preemption notice
+    to its workers, as SIGTERM is; the restart after it does not count.
 
     Args:
-      train_fn: called as `train_fn()`, or `train_fn(config)` with a `config`; its value must be one
-        that Ray can serialize.
+      train_fn: called as `train_fn()`, or `train_fn(config)` with a `config`; Ray must be able to
+        serialize its value.
       num_workers: the workers that the job starts with.
       num_ps: parameter servers. With any and without `elastic`, worker 0 is the chief.
       elastic: the least and the largest number of workers of an elastic job.

@@ -1,4 +1,4 @@
-"""An elastic job: a lost worker is replaced while the others go on, and room is used.
+"""An elastic job: a lost worker is replaced while the others continue, and room is used.
 
 A slot of `ElasticPolicy` is a worker's index. A new process has a new address, so its `TF_CONFIG`
 names the present addresses of the others, and the job's members learn its own from itself. A
@@ -129,7 +129,7 @@ class ElasticRayJob(RayJob):
         _log.warning("%s; %s; left out", error, decision.reason)
 
     def _start_again(self) -> None:
-        """Starts processes whose back-off is over, and trains with those that have a node now."""
+        """Starts processes whose back-off is over, and trains with all that have a node now."""
         for slot, at in list(self._due.items()):
             if time.monotonic() >= at:
                 del self._due[slot]

@@ -74,7 +74,7 @@ class FixedRayJob(RayJob):
             return tuple(values[task.name] for task in self._workers), is_preempted
 
     def _failed(self, failure: TaskFailed, is_preempted: bool) -> None:
-        # What the preempted machine takes with it is no failure.
+        # The end of tasks on a preempted machine is no failure.
         if is_preempted:
             _log.warning("%s, after a preemption notice", failure)
             return

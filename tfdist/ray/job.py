@@ -1,4 +1,4 @@
-"""What fixed and elastic jobs have in common: their tasks, and the start of them."""
+"""The common part of fixed and elastic jobs: their tasks, and the start of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RayJob:
 
     Args:
       request: the job.
-      function: what each worker calls.
+      function: the function that each worker calls.
       arguments: of the function.
     """
 

@@ -1,4 +1,4 @@
-"""What a job on Ray is to be, and what it has returned. Pure: no Ray."""
+"""The request for a job on Ray, and its result. Pure: no Ray."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ELASTIC_FAILURES = 10
 
 @dataclasses.dataclass(frozen=True)
 class RayResult:
-    """What a job has returned.
+    """The result of a job.
 
     Attributes:
-      values: what `train_fn` returned, by the workers' numbers; of an elastic job only the workers
+      values: the results of `train_fn`, by the workers' numbers; of an elastic job only the workers
         that were there at its end.
       restarts: the restarts after failures: of the job, or of single workers of an elastic one.
       preemptions: the restarts after preemption notices, or the workers that left after one.

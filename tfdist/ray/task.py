@@ -87,7 +87,7 @@ class TaskActor:
 
 
 def serve() -> None:
-    """What a parameter server calls; it ends with `SystemExit` when the workers have ended."""
+    """The function of a parameter server; it ends with `SystemExit` when the workers have ended."""
     # It imports TensorFlow.
     from tfdist.startup import init
 
@@ -99,7 +99,7 @@ class TaskHandle:
 
     Args:
       name: such as "worker 1".
-      resources: what the actor needs.
+      resources: the actor's resources.
       variables: environment variables of its process.
       group: the placement group, or None.
       bundle: the index of its bundle in the group.

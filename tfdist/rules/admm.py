@@ -24,7 +24,7 @@ class ADMM(Rule):
         y_r = y_r + rho (x_r - z)
 
     With a convex loss all x_r approach the minimum of the sum of w_r f_r, also if the workers' data
-    differ, where averaging alone goes to another point. The weights w_r should be those of every
+    differ, where averaging alone goes to another point. The weights w_r should be the same in every
     round.
 
     Boyd, Parikh, Chu, Peleato and Eckstein, "Distributed optimization and statistical learning via
@@ -60,7 +60,7 @@ class ADMM(Rule):
     def gradient(
         self, gradient: tf.Tensor, x: tf.Tensor, anchor: tf.Tensor, state: State
     ) -> tf.Tensor:
-        """That of the augmented Lagrangian."""
+        """The gradient of the augmented Lagrangian."""
         rho = tf.cast(self.rho, x.dtype)
         return gradient + tf.cast(state["dual"] + rho * (x - anchor), gradient.dtype)
 

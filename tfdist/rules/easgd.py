@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class EASGD(Rule):
-    """Workers and a centre attract each other; each worker goes on from its own variables.
+    """Workers and a centre attract each other; each worker continues from its own variables.
 
     With c the centre, which is the anchor, and N workers with the same number of rows, at the end
     of a round:
@@ -28,7 +28,7 @@ class EASGD(Rule):
 
     In the asynchronous form the centre is on parameter servers. Each worker meets it alone, after
     its own H steps and without waiting for the others, by the same two lines for its own r. At the
-    end of an epoch the workers wait for each other, and all go on from the centre.
+    end of an epoch the workers wait for each other, and all continue from the centre.
 
     Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD", 2015. With momentum
     in the workers' optimizer it is their EAMSGD.

@@ -8,7 +8,7 @@ w_r the worker's share of all rows of the round, and z the anchor, where the rou
     x_r = z
 
 SGD with rate 1 as the outer optimizer makes z the weighted mean. A rule selects the outer
-optimizer, and may change what a worker sends, how it trains, and where it goes on.
+optimizer, and may change what a worker sends, how it trains, and where it continues.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Rule(abc.ABC):
     """How the workers' variables are combined.
 
     The methods are called for one variable of one worker. `x` is its value on the worker, `anchor`
-    that of the anchor, and `state` holds the rule's own variables for it, zeros at first.
+    the anchor's value, and `state` holds the rule's own variables for it, zeros at first.
     """
 
-    # Whether a worker goes on from another value than the anchor.
+    # Whether a worker continues from another value than the anchor.
     diverges = False
     # Whether a worker combines its variables with a centre on the parameter servers, by itself.
     asynchronous = False
@@ -57,7 +57,7 @@ class Rule(abc.ABC):
         """
 
     def contribution(self, x: tf.Tensor, anchor: tf.Tensor, state: State) -> tf.Tensor:
-        """What a worker gives to the weighted mean: `x`."""
+        """A worker's part of the weighted mean: `x`."""
         return x
 
     def gradient(
@@ -69,7 +69,7 @@ class Rule(abc.ABC):
     def next_value(
         self, x: tf.Tensor, before: tf.Tensor, anchor: tf.Tensor, state: State
     ) -> tf.Tensor:
-        """Where a worker goes on: at the anchor.
+        """Where a worker continues: at the anchor.
 
         Args:
           x: the worker's value at the end of the round.

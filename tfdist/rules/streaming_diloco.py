@@ -26,17 +26,17 @@ class StreamingDiLoCo(DiLoCo):
         sent             0       1       0       1
         merged               0       1       0
 
-    The bytes are those of `DiLoCo`, in parts that travel at different times. One fragment without
-    delay and mixing is `DiLoCo`.
+    The bytes are the same as in `DiLoCo`, in parts that travel at different times. One fragment
+    without delay and mixing is `DiLoCo`.
 
     Douillard et al., "Streaming DiLoCo with overlapping communication: towards a distributed free
     lunch", 2025. Fragments are consecutive variables, with about as many elements each.
 
     Args:
-      outer: as of `DiLoCo`. Each fragment has a copy.
+      outer: as in `DiLoCo`. Each fragment has a copy.
       fragments: P, at least 1; at most H, and the number of variables that an optimizer trains.
       delay: in steps, at least 0 and less than H.
-      mixing: what a worker keeps of its own values, at least 0 and less than 1. Without it the
+      mixing: the weight of a worker's own values, at least 0 and less than 1. Without it the
         steps that it has made meanwhile are lost for the fragment.
 
     Raises:

@@ -10,7 +10,7 @@
 //
 //     rank 0: to 1, 2, 3    rank 1: to 2, 3, 0    rank 2: to 3, 0, 1    rank 3: to 0, 1, 2
 //
-// A reduce_scatter combines in the order rank, rank + 1, ..., in whatever order the parts arrive,
+// A reduce_scatter combines in the order rank, rank + 1, ..., in any order of arrival of the parts,
 // so that the same values always give the same bits.
 //
 // No byte travels twice, which is optimal. The price is N-1 messages at one rank, or at every rank.

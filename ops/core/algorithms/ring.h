@@ -19,9 +19,9 @@
 // that segment r ends on rank r.
 //
 // A chunk leaves in step s+1 as soon as it has arrived in step s: the steps overlap. Each rank
-// sends 2(N-1)/N of the buffer for an all-reduce, which is the minimum of all algorithms, and half
-// of that for the others (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters
-// of workstations", 2009). For small buffers the number of steps dominates.
+// sends 2(N-1)/N of the buffer for an all-reduce, which is the minimum of all algorithms. For the
+// other collectives it sends half of that (Patarasuk and Yuan, "Bandwidth optimal all-reduce
+// algorithms for clusters of workstations", 2009). For small buffers the number of steps dominates.
 #ifndef TFDIST_OPS_CORE_ALGORITHMS_RING_H_
 #define TFDIST_OPS_CORE_ALGORITHMS_RING_H_
 

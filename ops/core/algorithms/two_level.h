@@ -10,9 +10,9 @@
 //     ring         0 <-> 2: (a+b)+(c+d), half of the buffer in each of two steps
 //     broadcast    0 -> 1                  2 -> 3
 //
-// The three phases overlap: a chunk is forwarded as soon as it is ready. The traffic between hosts
-// is that of a ring of H ranks: 2(H-1)/H of the buffer for each of H hosts, instead of 2(N-1)/N for
-// each pair of neighbours on different hosts. Within a host a rank sends the buffer once or twice.
+// The three phases overlap: a chunk is forwarded as soon as it is ready. Between hosts only a ring
+// of H ranks communicates: 2(H-1)/H of the buffer for each of H hosts, instead of 2(N-1)/N for each
+// pair of neighbours on different hosts. Within a host a rank sends the buffer once or twice.
 //
 // Horovod's hierarchical all-reduce (HOROVOD_HIERARCHICAL_ALLREDUCE) has the same two levels.
 #ifndef TFDIST_OPS_CORE_ALGORITHMS_TWO_LEVEL_H_

@@ -5,7 +5,7 @@
 //
 // Persistent memory (variables, tables, rows) may use only a part of the budget. The rest is left
 // to requests in progress, so that a full server still serves the rows that it has: an eighth, or
-// the peak of what requests have needed at once, up to half.
+// the peak memory of concurrent requests, up to half.
 #ifndef TFDIST_OPS_CORE_BASE_MEMORY_BUDGET_H_
 #define TFDIST_OPS_CORE_BASE_MEMORY_BUDGET_H_
 
@@ -25,7 +25,7 @@ class OverBudget : public std::bad_alloc {
   OverBudget(uint64_t needed, uint64_t held, uint64_t limit)
       : needed_(needed), held_(held), limit_(limit) {}
   const char* what() const noexcept override { return "beyond the memory budget"; }
-  // For an error message: the bytes that are needed, those that are held, and the budget.
+  // For an error message: the bytes needed, the bytes held, and the budget.
   std::string text() const;
 
  private:
@@ -52,8 +52,8 @@ class MemoryBudget {
   }
   // Throws as Take, but counts nothing.
   void Check(uint64_t bytes, MemoryUse use) const;
-  // Checks the memory that a request needs until it is answered, and updates the peak of what
-  // requests have needed at once.
+  // Checks the memory that a request needs until it is answered, and updates the peak memory of
+  // concurrent requests.
   void Admit(uint64_t bytes);
   // Counts without a check, for a request that can no longer be refused.
   void Add(uint64_t bytes, MemoryUse use);

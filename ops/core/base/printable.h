@@ -6,8 +6,8 @@
 
 namespace tfdist {
 
-// Returns `text` as UTF-8 in which only line breaks control a terminal: control characters, those
-// that change the direction of text, and bytes that are no UTF-8 are escaped ("\x1b", "\u202e").
+// Returns `text` as UTF-8 in which only line breaks control a terminal: control characters,
+// characters that change the direction of text, and invalid UTF-8 are escaped ("\x1b", "\u202e").
 std::string Printable(const std::string& text);
 
 }  // namespace tfdist

@@ -10,7 +10,7 @@
 
 namespace tfdist {
 
-// The numbers are those of gRPC's and TensorFlow's canonical codes: a cast converts them.
+// The numbers equal gRPC's and TensorFlow's canonical codes: a cast converts them.
 enum class StatusCode : int {
   kOk = 0,
   kCancelled = 1,

@@ -27,7 +27,7 @@ double CheckSeconds(double timeout_seconds) {
 constexpr size_t kMaxStandIns = 1 << 12;
 constexpr size_t kMaxKeysOfOthers = 1 << 18;
 
-// What the flight recorder tells of a collective.
+// The flight recorder's description of a collective.
 Event EventOf(const Collective& collective, const Group& group) {
   const Signature& signature = collective.signature();
   const DType dtype = static_cast<DType>(signature.dtype);
@@ -162,7 +162,7 @@ void CollectiveTable::EndAlone(std::unique_ptr<Collective> collective) {
   collective->Finish(Status());
 }
 
-// Handles what peers have sent before the start.
+// Handles messages that peers have sent before the start.
 void CollectiveTable::Replay(Collective* collective) {
   for (const UnexpectedMessages::Open& open : unexpected_.TakeOpens(collective->id())) {
     if (const Status s = CheckOpen(collective, open.peer, open.signature); !s.ok()) {
@@ -234,7 +234,7 @@ void CollectiveTable::Finish(Collective* collective, const Status& status) {
   const TimePoint now = Clock::now();
   owned->RecordEnd(status, now);
   busy_.End(now);
-  // What it has not needed from a peer, as a root does of the others.
+  // Ends the waits for peers whose data was not needed, as in the root of a broadcast.
   for (const int peer : owned->waits_for) EndWait(*owned, peer, now);
   owned->waits_for.clear();
   if (status.ok()) {
@@ -277,7 +277,7 @@ Collective* CollectiveTable::Find(const CollectiveId& id) {
   return nullptr;
 }
 
-// Joins, and stand-ins for what peers start meanwhile; see join.h.
+// Joins, and stand-ins for collectives that peers start meanwhile; see join.h.
 
 std::unique_ptr<Collective> CollectiveTable::MakeJoin(CollectiveOptions options, int* last_rank) {
   {
@@ -298,7 +298,7 @@ std::unique_ptr<Collective> CollectiveTable::MakeJoin(CollectiveOptions options,
   return Join::Make(std::move(options), group_->rank, group_->size, begin, caught_up, last_rank);
 }
 
-// The rest of the start of a join: stands in for what peers opened before.
+// The rest of the start of a join: stands in for collectives that peers opened before.
 void CollectiveTable::StandInForUnexpected() {
   if (history_.TakeCancelled(join_named_)) return GiveUp(*join_);
   for (const CollectiveId& id : unexpected_.Opened()) StandIn(id);
@@ -413,7 +413,7 @@ Status CollectiveTable::OnAbort(int peer, std::string_view meta) {
   return Status();
 }
 
-// `peer` starts nothing further: what it has not opened by now, it never will.
+// `peer` starts nothing further: it will never open a collective that it has not opened by now.
 void CollectiveTable::OnGoodbye(int peer) {
   left_[peer] = true;
   for (const auto& collective : pending_) {

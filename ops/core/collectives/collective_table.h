@@ -1,5 +1,5 @@
-// The collectives of one rank: those in progress, what peers sent for those that have not started
-// here, what the latest that ended were, and whether any waits for too long.
+// The collectives of one rank: the pending ones, messages for collectives that have not started
+// here, a history of the ended ones, and a check for waits that are too long.
 //
 // Not thread-safe, except where noted: the progress engine guards it.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_COLLECTIVE_TABLE_H_
@@ -40,7 +40,7 @@ struct CommunicatorStats {
 
 class CollectiveTable : private ChunkSender {
  public:
-  // What the table asks of the connections; implemented by the progress engine.
+  // The table's interface to the connections; implemented by the progress engine.
   class Connections {
    public:
     virtual ~Connections() = default;
@@ -49,7 +49,7 @@ class CollectiveTable : private ChunkSender {
     virtual void Send(int peer, const FrameHeader& header, std::string meta,
                       std::vector<iovec> payload, void* token) = 0;
     virtual void Flush() = 0;
-    // Gives up the connection to a peer that has sent what it must not.
+    // Gives up the connection to a peer that has broken the protocol.
     virtual void Break(int peer, const std::string& why) = 0;
     // Lets go of all memory of collectives. Tells the peers why, unless `reason` is OK.
     virtual void AbortStreams(const Status& reason) = 0;
@@ -93,7 +93,7 @@ class CollectiveTable : private ChunkSender {
   // The life of a collective.
 
   void Begin(std::unique_ptr<Collective> collective);
-  // What ends without the peers, as on the only rank of a group; any thread.
+  // A collective without peers, as on the only rank of a group; any thread.
   void EndAlone(std::unique_ptr<Collective> collective);
   // Begins a join; see join.h. Any thread makes it, Begin starts it.
   std::unique_ptr<Collective> MakeJoin(CollectiveOptions options, int* last_rank);
@@ -102,7 +102,7 @@ class CollectiveTable : private ChunkSender {
   // communicator `closes` is no failure for the flight recorder.
   void Fail(const Status& status, const Status& tell_peers, bool closes = false);
   Collective* Find(const CollectiveId& id);
-  // Those that have ended, for their callers to be told.
+  // Takes the ended collectives, to notify their callers.
   std::vector<Ended> TakeEnded();
   bool has_ended() const { return !ended_.empty(); }
   bool empty() const { return pending_.empty(); }

@@ -35,7 +35,7 @@ void CopyBytes(const FlatView& from, size_t from_begin, const FlatView& to, size
   }
 }
 
-// What a rank gives itself.
+// Copies this rank's block to itself.
 void CopyOwn(const Signature& signature, int rank, int size, const FlatView& input,
              const FlatView& output) {
   const std::vector<uint64_t>& blocks = signature.blocks;
@@ -246,7 +246,7 @@ void Communicator::AllToAll(CollectiveOptions options, DType dtype,
 
 void Communicator::Barrier(CollectiveOptions options) {
   Fill(&options, CollectiveKind::kBarrier, DType::kBytes);
-  // Every barrier sends and receives the same byte, whose value nobody looks at.
+  // Every barrier sends and receives the same byte, whose value is ignored.
   auto token = std::make_shared<char>('!');
   const FlatView output({{token.get(), 1}});
   Start(std::move(options), 0, FlatView(), output, std::move(token));

@@ -3,7 +3,7 @@
 // Any thread may start a collective: it is checked and planned there, and handed to the progress
 // engine, which moves its frames.
 //
-// A communicator belongs to one generation of a job and dies as a whole: after the first failure
+// A communicator belongs to one generation of a job and fails as a whole. After the first failure
 // every collective, pending or later, ends with that status, and the peers are told why.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_COMMUNICATOR_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_COMMUNICATOR_H_
@@ -62,16 +62,17 @@ class Communicator {
   // `input`, all blocks, is empty except on `root`; `output` is block rank().
   void Scatter(CollectiveOptions options, DType dtype, const std::vector<size_t>& block_bytes,
                int root, FlatView input, FlatView output);
-  // `input` is what goes to each rank in order, `output` what comes from each. Not the same memory.
+  // `input` has the block for each rank in order, `output` gets the block from each rank. Not the
+  // same memory.
   void AllToAll(CollectiveOptions options, DType dtype, const std::vector<size_t>& send_bytes,
                 const std::vector<size_t>& receive_bytes, FlatView input, FlatView output);
   // Ends when all ranks have started it.
   void Barrier(CollectiveOptions options);
   // `buffer` is read on `root` and written on the others.
   void Broadcast(CollectiveOptions options, DType dtype, int root, FlatView buffer);
-  // Takes part in what the others start, contributing nothing, until all have joined; see join.h.
+  // Takes part in the others' collectives, contributing nothing, until all have joined; see join.h.
   // To be called when this rank's own collectives have ended. `*last_rank` is the rank that joined
-  // last, the highest of those that did so together. The number in options.id is given back.
+  // last, the highest of several that joined together. The number in options.id is given back.
   void Join(CollectiveOptions options, int* last_rank);
 
   // Gives up a collective that has not ended: it ends as cancelled, and the communicator with it.
@@ -85,8 +86,8 @@ class Communicator {
   // communicator is closed.
   void Leave();
 
-  // Ends what is pending, closes the connections and waits for the thread. Not to be called from a
-  // `done`.
+  // Ends pending collectives, closes the connections and waits for the thread. Not to be called
+  // from a `done`.
   void Close();
 
   // A sentence that names the oldest collective, its age and the missing ranks, if it has waited

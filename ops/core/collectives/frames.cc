@@ -43,7 +43,7 @@ Status Decode(std::string_view bytes, Abort* abort) {
     case StatusCode::kDeadlineExceeded:
     case StatusCode::kInternal:
       break;
-    default:  // whatever else ended the peer's communicator, to us the peer is unavailable
+    default:  // for any other reason of the peer, the peer is unavailable to us
       abort->code = StatusCode::kUnavailable;
   }
   return status;

@@ -1,4 +1,4 @@
-// The frames of collectives (net/frame.h has what all connections share).
+// The frames of collectives (net/frame.h has the format that all connections share).
 //
 //   - OPEN: "I have started collective (key, sequence)", with its signature; it also permits large
 //     DATA to be sent
@@ -39,7 +39,7 @@ inline constexpr uint64_t kNotStriped = ~uint64_t{0};
 
 bool LimitsOfCollectives(uint8_t type, FrameLimits* limits);
 
-// What every rank must agree on, besides the key, for a collective to be the same one.
+// The attributes of a collective, besides the key, on which all ranks must agree.
 struct Signature {
   uint8_t kind = 0;         // CollectiveKind
   uint8_t dtype = 0;        // DType
@@ -56,7 +56,7 @@ struct Signature {
   // Bytes of each rank's block, where there are blocks; see BlocksAgree. Too many do not travel.
   std::vector<uint64_t> blocks;
 
-  // What all ranks must have alike, but for the blocks.
+  // Must be equal on all ranks, except `blocks`.
   template <typename Message>
   static auto AgreedFields(Message& m) {
     return std::tie(m.kind, m.dtype, m.reduce_op, m.algorithm, m.root, m.elements, m.shape_hash,
@@ -72,7 +72,7 @@ struct Signature {
     visit.Check(m.blocks.size() <= kMaxBlocks);
   }
 
-  bool Matches(const Signature& other) const;  // but for the blocks
+  bool Matches(const Signature& other) const;  // except the blocks
 };
 
 // The answer to a QUERY.

@@ -1,4 +1,4 @@
-// The ranks of a communicator, and what they are called in messages.
+// The ranks of a communicator, and their names in messages.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_GROUP_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_GROUP_H_
 

@@ -1,5 +1,5 @@
-// The executions that have started on this rank, those that were cancelled before their start, and
-// the signatures of those that ended last.
+// The executions that have started on this rank or were cancelled before their start, and the
+// signatures of the last ended ones.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_HISTORY_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_HISTORY_H_
 

@@ -61,7 +61,7 @@ std::unique_ptr<Join> Join::Make(CollectiveOptions options, int rank, int size, 
   options.signature.kind = static_cast<uint8_t>(CollectiveKind::kJoin);
   const auto counts = std::make_shared<Counts>(size);
   options.done = [counts, last_rank, done = std::move(options.done)](const Status& status) {
-    // The highest rank among those with the largest number.
+    // The highest rank with the largest number.
     const auto last = std::max_element(counts->rbegin(), counts->rend());
     if (status.ok()) *last_rank = static_cast<int>(counts->rend() - last) - 1;
     done(status);

@@ -2,7 +2,7 @@
 // contribution, until all ranks have joined.
 //
 // A rank that joins sends every other rank the number of collectives that it has begun. From then
-// on, if a peer opens a collective that this rank has not started, it begins a stand-in: the peer's
+// on, if a peer opens a collective that this rank has not started, it begins a stand-in. The peer's
 // OPEN contains the kind, the sizes and the algorithm, so the stand-in is the same collective on
 // memory of its own. Every collective connects all ranks, directly or through others, so all joined
 // ranks receive an OPEN. With 4 ranks and collectives A to D:
@@ -16,7 +16,7 @@
 // The last rank to join has begun all collectives, so a rank has caught up when it has begun as
 // many as the largest of the numbers. The join ends on a rank when all ranks have sent their
 // numbers, the rank has caught up, and nothing else is pending. Joins are counted too, and each
-// OPEN contains the number of joins before it: if a peer starts a collective after the join, a rank
+// OPEN contains the number of joins before it. If a peer starts a collective after the join, a rank
 // on which the join has not ended stores the OPEN for later. Each rank sends 8 bytes to every
 // other.
 //

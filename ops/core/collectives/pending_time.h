@@ -51,7 +51,7 @@ class PendingTime {
   // Of the thread that begins and ends.
   int pending_ = 0;
   TimePoint since_{}, ended_{};
-  int64_t total_ = 0;  // nanoseconds, of what has ended
+  int64_t total_ = 0;  // nanoseconds, of ended waits
 
   // Twice the sum and, while something is pending, 1; then the sum lacks the time now.
   std::atomic<int64_t> published_{0};

@@ -192,7 +192,8 @@ void PlanExecutor::SendReady(ChunkSender& sender, PeerQueue* queue) {
 }
 
 void PlanExecutor::Advance(ChunkSender& sender) {
-  // In order of the plan: a transfer that catches up may complete what a later one waits for.
+  // In order of the plan: a transfer that catches up may complete the data that a later one waits
+  // for.
   for (size_t i = 0; early_ > 0 && i < transfers_.size(); ++i) CatchUp(&transfers_[i]);
   for (PeerQueue& queue : queues_) SendReady(sender, &queue);
 }

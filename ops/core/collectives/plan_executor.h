@@ -1,10 +1,10 @@
 // Executes a plan: sends each chunk as soon as it may leave, and stores each chunk that arrives.
 //
-// A transfer travels in chunks. A chunk may be sent when two conditions hold: everything that
-// earlier transfers of the plan write into its bytes has arrived, and the receiver accepts it,
-// because it has opened the collective or because all that it is sent is small. A received chunk
-// whose own operand is not ready yet is early: it is stored, and combined later. Chunks between two
-// ranks keep the order of the plan.
+// A transfer travels in chunks. A chunk may be sent when two conditions hold. First, everything
+// that earlier transfers of the plan write into its bytes has arrived. Second, the receiver accepts
+// it: it has opened the collective, or all data for it is small. A received chunk whose own operand
+// is not ready yet is early: it is stored, and combined later. Chunks between two ranks keep the
+// order of the plan.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_PLAN_EXECUTOR_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_PLAN_EXECUTOR_H_
 
@@ -49,7 +49,7 @@ class PlanExecutor : public Collective {
     Transfer transfer;
     size_t arrived = 0;      // received, early chunks included
     size_t done = 0;         // handed to the sender, or stored in their final memory
-    std::vector<int> needs;  // indices of the earlier transfers that write what it reads
+    std::vector<int> needs;  // indices of the earlier transfers that write its input
     std::list<std::unique_ptr<char[]>> early;  // received chunks from `done` on
   };
   // The transfers with one peer, as indices in the order of the plan.

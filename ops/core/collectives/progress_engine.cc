@@ -9,17 +9,17 @@
 namespace tfdist {
 namespace {
 
-// How long a thread polls before it leaves that to the engine's own thread: as long as nothing
-// comes, in all, and while another thread has the engine, which may need this processor to go on.
-// Ranks that do the same work come to a collective within a millisecond of each other, and to sleep
-// through that would cost as much again. A polling thread does not yield the processor: where
-// others compute, it would get it back after milliseconds, later than a thread that sleeps.
+// Limits of a thread's polling, after which the engine's own thread takes over: in total, and while
+// another thread has the engine, which may need this processor. Ranks that do the same work come to
+// a collective within a millisecond of each other, and sleeping for that time would cost as much
+// again. A polling thread does not yield the processor: where others compute, it would get it back
+// after milliseconds, later than a thread that sleeps.
 constexpr auto kMaxPolling = std::chrono::milliseconds(5);
 constexpr auto kEnginePatience = std::chrono::microseconds(20);
-// Where nothing came in time a peer computes for longer, or has no processor, and polling takes one
-// away: the next time is left out, then the next 3, 7 and so on up to `max_skipped`, until once
-// something comes in time. Where a host has more ranks than processors, polling keeps the peers
-// themselves from going on (Open MPI, too, polls less where it is "oversubscribed").
+// If no data came in time, a peer computes for longer, or has no processor, and polling takes one
+// away. Then the next poll is skipped, then the next 3, 7 and so on up to `max_skipped`, until data
+// comes in time once. On a host with more ranks than processors, polling blocks the peers
+// themselves (Open MPI also polls less where it is "oversubscribed").
 struct Polling {
   std::chrono::microseconds patience;
   int max_skipped;
@@ -28,13 +28,13 @@ constexpr Polling kPolling = {std::chrono::microseconds(1000), 1};
 constexpr Polling kOversubscribedPolling = {std::chrono::microseconds(100), 63};
 // A `done` may start a collective whose `done` starts the next one, and so on.
 constexpr int kMaxNested = 4;
-// Times that what came meanwhile is received before the engine is released.
+// Number of times that new data is received before the engine is released.
 constexpr int kMaxLate = 4;
 // How long an engine that ends keeps trying to deliver its last frames.
 constexpr auto kFarewellTime = std::chrono::seconds(2);
-// How long its thread sleeps where nothing is due: less than most collectives have until their
-// first check, because a thread that starts one which is due earlier has to wake it. It then also
-// sees what an idle rank was not woken for.
+// How long its thread sleeps where nothing is due. It is less than the time to the first check of
+// most collectives, because a thread that starts a collective with an earlier check has to wake it.
+// It then also receives data for which an idle rank was not woken.
 constexpr auto kMaxSleep = std::chrono::milliseconds(5000);
 constexpr auto kMaxSleepFailed = std::chrono::milliseconds(100);
 
@@ -173,7 +173,7 @@ std::vector<int> ProgressEngine::WaitForPeers(TimePoint deadline) {
 
 void ProgressEngine::Close() {
   if (!running_.exchange(false)) {
-    // One that was never connected listens, too, and another may be about to bind its port.
+    // An engine that never connected still holds its port, which another may be about to bind.
     const Lock engine(mutex_);
     acceptor_.Close();
     return;
@@ -195,8 +195,7 @@ void ProgressEngine::Close() {
 }
 
 void ProgressEngine::Cancel(const CollectiveId& id) {
-  // Left to another thread: one that stops a step may not expect its collectives to call back from
-  // within.
+  // Left to another thread: a caller that stops a step may not expect callbacks from within.
   commands_.Push([this, id] { table_.Cancel(id); });
   Wake();
 }
@@ -226,7 +225,7 @@ std::string ProgressEngine::Waiting(double seconds) {
   return text;
 }
 
-// Who drives the engine, and when.
+// Which thread drives the engine, and when.
 
 // Runs `command` here or, if the engine is taken, on the thread that has it.
 void ProgressEngine::Post(CommandQueue::Command command) {
@@ -292,11 +291,11 @@ bool ProgressEngine::Release(Lock engine) {
   return quiescent;
 }
 
-// Whether the socket tells of what comes, or somebody polls.
+// Whether new data makes the socket readable, or some thread polls.
 bool ProgressEngine::IsQuiescent(int peer) {
   if (!IsConnected(peer) || peers_[peer].pollers > 0) return true;
-  // To wake a thread for what a peer begins early takes time from a thread that computes here, and
-  // for nothing: the thread that begins it here will look, and so does one that begins another.
+  // Waking a thread for a peer's early start takes time from a thread that computes here, without
+  // use: the next thread that begins a collective here receives the data.
   const bool idle = table_.empty() && looked_ == table_.begun() && !table_.failed() && !stop_;
   return peers_[peer].stream->Sleep(idle);
 }
@@ -511,7 +510,8 @@ void ProgressEngine::AbortStreams(const Status& reason) {
   }
 }
 
-// Tells the event loop what to report of a stream: not what comes while somebody polls it anyway.
+// Tells the event loop which events of a stream to report: not new data while some thread polls it
+// anyway.
 void ProgressEngine::Watch(int peer) {
   const MessageStream* const stream = peers_[peer].stream.get();
   if (stream == nullptr) return;

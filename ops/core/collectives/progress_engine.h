@@ -1,11 +1,11 @@
 // Moves the frames of a communicator's collectives.
 //
-// Whoever holds the engine's mutex drives it: the thread that starts a collective sends its first
-// frames itself, and polls for the answers for a moment, because to wake another thread costs more
-// than a small collective does. A thread that finds the mutex taken leaves a command to the holder
-// and does not wait. A thread of the engine's own sleeps until a connection or a deadline needs it,
-// and does all the rest. `done` of a collective is called by the thread that brought its end,
-// without the mutex.
+// The thread that holds the engine's mutex drives it. A thread that starts a collective sends the
+// first frames itself and polls for the answers for a moment, because waking another thread costs
+// more than a small collective. A thread that finds the mutex taken leaves a command to the holder
+// and does not wait. The engine's own thread sleeps until a connection or a deadline needs it, and
+// does the rest. `done` of a collective is called by the thread that brought its end, without the
+// mutex.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_PROGRESS_ENGINE_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_PROGRESS_ENGINE_H_
 
@@ -48,7 +48,7 @@ class ProgressEngine : private CollectiveTable::Connections {
   bool running() const { return running_; }
   // Adopts the connection to a peer that was dialled.
   void AddDialled(int peer, PeerSocket socket, Welcome welcome);
-  // Waits until all peers are connected, and returns those that are missing at the deadline.
+  // Waits until all peers are connected, and returns the peers that are missing at the deadline.
   std::vector<int> WaitForPeers(TimePoint deadline);
 
   // Begins a collective, and drives the engine for as long as that pays.
@@ -60,7 +60,7 @@ class ProgressEngine : private CollectiveTable::Connections {
   std::string Waiting(double seconds);
   uint64_t rejected_connections() const { return acceptor_.rejected(); }
 
-  // Only for what any thread may call.
+  // Only for methods that any thread may call.
   CollectiveTable& table() { return table_; }
   const CollectiveTable& table() const { return table_; }
 
@@ -81,7 +81,7 @@ class ProgressEngine : private CollectiveTable::Connections {
 
     std::unique_ptr<MessageStream> stream;  // null: not connected, or lost
     int pollers = 0;                        // threads that look at the stream
-    uint32_t watched = 0;                   // what the event loop reports of it
+    uint32_t watched = 0;                   // the events that the loop reports
 
    private:
     CollectiveTable* table_ = nullptr;
@@ -100,9 +100,8 @@ class ProgressEngine : private CollectiveTable::Connections {
   void Post(CommandQueue::Command command);
   void Drive();
   void Poll(const std::vector<int>& peers, const std::function<bool()>& over);
-  // Releases the engine: sends what is queued, makes sure that somebody looks at what comes next,
-  // and calls `done` of the collectives that have ended. False if there is more to be received at
-  // once.
+  // Releases the engine: sends queued frames, makes sure that some thread receives the next data,
+  // and calls `done` of the ended collectives. False if more data has already arrived.
   bool Release(Lock engine);
 
   // The engine's thread.
@@ -153,7 +152,7 @@ class ProgressEngine : private CollectiveTable::Connections {
   // Broken ones, kept until no call on them can be active.
   std::vector<std::unique_ptr<MessageStream>> lost_;
   bool stop_ = false;
-  int skipped_ = 0, to_skip_ = 0;              // times that nobody polls: last time, and now
+  int skipped_ = 0, to_skip_ = 0;              // polls to skip: last time, and now
   bool own_turn_ = false;                      // the engine's thread has the engine
   TimePoint sleeps_until_ = TimePoint::max();  // and when it will look at deadlines
   uint64_t looked_ = 0;                        // table_.begun() when all peers were last looked at

@@ -28,9 +28,9 @@ namespace {
 // KB, and 3.9 and 1.5 ms for 1 MB; among 2 ranks both are equal at 64 KB too.
 constexpr size_t kRecursiveDoublingBytes = 32 * 1024;
 // With 4 to 8 ranks the two algorithms of each of these kinds differ by less than the noise from 16
-// KB to 256 KB, so the limit is that of eager sends. At 16 KB among 8 ranks a reduce takes 0.92 ms
-// by a tree and 1.6 ms by a chain; at 1 MB among 4 ranks a reduce-scatter takes 1.1 ms by the ring
-// and 1.4 ms by direct exchange.
+// KB to 256 KB, so they change at the limit of eager sends. At 16 KB among 8 ranks a reduce takes
+// 0.92 ms by a tree and 1.6 ms by a chain; at 1 MB among 4 ranks a reduce-scatter takes 1.1 ms by
+// the ring and 1.4 ms by direct exchange.
 constexpr size_t kTreeBytes = kEagerBytes;
 constexpr size_t kBruckBytes = kEagerBytes;
 constexpr size_t kDirectReduceScatterBytes = kEagerBytes;

@@ -29,8 +29,8 @@ class StallCheck {
   // that have not started the collective; if none, `waiting_for`.
   std::string FindStraggler(int waiting_for, const PeerName& name) const;
 
-  // A peer that has not started this collective and has waited at least `seconds` in one that has
-  // not started here: neither can complete. Returns its description, or empty.
+  // A peer that has not started this collective and has waited at least `seconds` in another that
+  // has not started here: neither can complete. Returns its description, or empty.
   std::string FindMismatch(double seconds,
                            const std::function<bool(const CollectiveId&)>& has_started,
                            const PeerName& name) const;

@@ -31,7 +31,7 @@ Status UnexpectedMessages::Charge(int peer, size_t bytes) {
   if (bytes_ <= kMaxBytes) return Status();
   return Status(StatusCode::kInternal,
                 StrCat("sent more messages than this rank keeps for collectives that have not "
-                       "started: those of all ranks take ",
+                       "started: the messages of all ranks take ",
                        bytes_, " bytes, the limit is ", kMaxBytes, "; rank ", peer, "'s take ",
                        BytesOf(peer) + bytes));
 }

@@ -1,7 +1,7 @@
 // Messages of peers for collectives that have not started on this rank yet (MPI's term).
 //
-// All of them take at most 256 MB, with what each costs beside its bytes: small ones cost more than
-// they carry. A rank may be hundreds of thousands of small collectives ahead of this one.
+// All messages together take at most 256 MB, with the overhead of each, which for small ones
+// exceeds their bytes. A rank may be hundreds of thousands of small collectives ahead of this one.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_UNEXPECTED_MESSAGES_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_UNEXPECTED_MESSAGES_H_
 

@@ -1,6 +1,6 @@
 // Casts between float32 or float64 and the 16-bit floats that travel instead.
 //
-// An all-reduce in 16 bits needs no extra memory: the cast values of a float32 tensor lie in the
+// An all-reduce in 16 bits needs no extra memory. The cast values of a float32 tensor lie in the
 // first half of the output (of a float64 tensor: in the first quarter), and the sum is cast back
 // there:
 //

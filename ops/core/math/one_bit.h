@@ -37,9 +37,9 @@ struct ColumnRange {
 // the first parts have one more than the others.
 ColumnRange PartOfColumns(size_t rows, size_t columns, size_t part, size_t parts);
 
-// Encodes columns of `values` to range.words() words, and leaves the rest: the values minus those
-// that AddOneBit adds. NaN and infinity make a level NaN or infinite: they are visible on every
-// rank.
+// Encodes columns of `values` to range.words() words, and leaves the rest: the values minus the
+// decoded values that AddOneBit adds. NaN and infinity make a level NaN or infinite: they are
+// visible on every rank.
 void EncodeOneBit(const ColumnRange& range, float* values, uint32_t* words);
 
 // Adds the encoded values to `sums`.

@@ -8,8 +8,8 @@
 // 1. Every rank adds its rows of equal ids, and sends the number of its distinct ids to all others.
 // 2. An all-gather sends ids and rows together, one block for each rank. Every rank adds them again
 //    in rank order.
-// Cost: the ranks together send (N-1) R (r + i) bytes, where R is the sum of the numbers of step 1,
-// and r and i are the bytes of a row and of an id.
+// Cost: the ranks together send (N-1) R (r + i) bytes, where R is the sum of the numbers of step 1.
+// r and i are the bytes of a row and of an id.
 //
 // Many rows of a small table can exceed the table. Where R (r + i) > 2 n (r + e), step 2 is a ring
 // all-reduce of the whole table of n rows. Each row then has one more element, of e bytes, which
@@ -28,7 +28,7 @@
 
 namespace tfdist {
 
-// What a rank sends in step 1.
+// The data that a rank sends in step 1.
 struct RowCount {
   int64_t ids = 0;         // the number of its distinct ids
   int64_t table_rows = 0;  // n; -1: unknown, or an id is not in [0, n)

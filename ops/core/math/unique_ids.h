@@ -12,7 +12,7 @@ class UniqueIds {
  public:
   // Allocates memory for `count` more ids.
   void Reserve(size_t count);
-  // May be called several times: indices continue those of the ids added before.
+  // May be called several times: indices continue after the ids added before.
   void Add(const int64_t* ids, size_t count);
 
   // The distinct ids, in the order of their first occurrence.

@@ -65,7 +65,7 @@ Digest DiallerProof(const Key& key, const Hello& hello, const Nonce& challenge);
 // The accepting side's part of one handshake, without its input and output.
 class AcceptorHandshake {
  public:
-  // Takes a HELLO's payload and returns that of a CHALLENGE in *challenge. Any well-formed HELLO
+  // Takes a HELLO's payload and returns a CHALLENGE's payload in *challenge. Any well-formed HELLO
   // gets one, so that a peer without the key learns nothing.
   Status Begin(const Key& key, std::string_view hello, std::string* challenge);
 

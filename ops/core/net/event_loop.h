@@ -1,5 +1,4 @@
-// What a thread that serves many connections waits with: epoll(7), and a descriptor by which other
-// threads wake it. And commands that other threads leave for it.
+// Event loop over epoll(7) with a wakeup descriptor, and a queue of commands from other threads.
 #ifndef TFDIST_OPS_CORE_NET_EVENT_LOOP_H_
 #define TFDIST_OPS_CORE_NET_EVENT_LOOP_H_
 
@@ -23,7 +22,7 @@ class EventLoop {
   // Fails if the process has no descriptors left.
   Status Create();
 
-  // Any thread. `events` as of epoll_ctl(2); `tag` comes back with each event.
+  // Any thread. `events` as in epoll_ctl(2); `tag` comes back with each event.
   void Add(int fd, uint64_t tag, uint32_t events);
   void Change(int fd, uint64_t tag, uint32_t events);
   void Remove(int fd);
@@ -54,7 +53,7 @@ class EventLoop {
   std::array<epoll_event, 64> events_;
 };
 
-// Commands of any threads, run in their order by the thread that owns what they change.
+// Commands of any threads, run in their order by the thread that owns the changed state.
 class CommandQueue {
  public:
   using Command = std::function<void()>;
@@ -64,7 +63,7 @@ class CommandQueue {
   // Whether there may be commands; cheap.
   bool pending() const { return pending_; }
   void Run();
-  // Takes no more commands, and runs those that there are.
+  // Takes no more commands, and runs the queued ones.
   void Close();
 
  private:

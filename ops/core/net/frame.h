@@ -1,5 +1,4 @@
-// What travels on a data connection: frames of a fixed header, `meta` (small, parsed) and a payload
-// (values).
+// The frames of a data connection: a fixed header, `meta` (small, parsed) and a payload (values).
 //
 //     header (48 bytes) | meta_bytes of meta | payload_bytes of payload
 //

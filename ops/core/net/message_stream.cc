@@ -131,8 +131,8 @@ void MessageStream::QueueConnectionFrame(FrameType type, std::string_view meta) 
   Queue(header, std::string(meta));
 }
 
-// In the shared memory, behind what is queued. As long as nobody has to wait, two copies take less
-// time than to look up each page of another process.
+// In the shared memory, behind the queued data. As long as no side has to wait, two copies take
+// less time than looking up each page of another process.
 bool MessageStream::HasRoom(uint64_t bytes) const {
   if (channel_ == nullptr) return false;
   const uint64_t room = channel_->Room() + front_sent_;
@@ -237,7 +237,7 @@ Status MessageStream::Receive(StreamHandler& handler, bool* any) {
     sleeps_ = false;
   }
   if (blocked_ && out_shared_ && channel_->Room() > 0) blocked_ = false;
-  // What was left when there was too much to send.
+  // First the input that was left because there was too much to send.
   if (Status s = Consume(handler); !s.ok()) return s;
   for (size_t budget = options_.receive_budget; budget > 0 && wants_input();) {
     if (begin_ > 0) {
@@ -259,7 +259,7 @@ Status MessageStream::Receive(StreamHandler& handler, bool* any) {
   return Status();
 }
 
-// Once: into the payload's memory, and what follows it into the buffer. `received` 0: there is
+// Once: into the payload's memory, and following bytes into the buffer. `received` 0: there is
 // nothing.
 Status MessageStream::Read(size_t* received) {
   batch_.clear();
@@ -273,7 +273,7 @@ Status MessageStream::Read(size_t* received) {
     batch_.push_back({buffer_.data() + end_, buffer_.size() - end_});
   }
   if (in_shared_) {
-    const bool ended = hung_up_;  // whatever the peer has written was there by then
+    const bool ended = hung_up_;  // the peer has written everything before
     const ssize_t read = channel_->Read(batch_);
     if (read < 0) return Status(StatusCode::kUnavailable, "the shared memory was overwritten");
     if (read == 0 && ended) return EndOfStream();
@@ -339,8 +339,8 @@ Status MessageStream::ConsumeFrame(StreamHandler& handler, std::string_view meta
   return ExpectPayload(handler);
 }
 
-// Where there is none left, asks for memory for the payload's next bytes, and moves those of the
-// buffer there.
+// Where there is none left, asks for memory for the payload's next bytes, and moves the buffered
+// bytes there.
 Status MessageStream::ExpectPayload(StreamHandler& handler) {
   while (in_payload_ && target_.empty()) {
     if (!discards_) {
@@ -473,7 +473,7 @@ Status MessageStream::OnShared(std::string_view meta) {
   return Status();
 }
 
-// Uses what the peer offers, and offers the same.
+// Uses the memory that the peer offers, and offers the same.
 void MessageStream::Share(const CanaryInfo& canary) {
   peer_memory_.emplace(process_, canary);
   if (!peer_memory_->IsReadable()) peer_memory_.reset();
@@ -492,7 +492,7 @@ Status MessageStream::OnRelease(StreamHandler& handler) {
   return Status();
 }
 
-// Sends what is exposed, and exposes nothing more.
+// Sends the exposed payloads, and exposes nothing more.
 Status MessageStream::OnRefuse(StreamHandler& handler) {
   if (exposed_frames_.empty()) return Unexpected("REFUSE");
   peer_reads_ = false;

@@ -2,23 +2,23 @@
 // in. Non-blocking.
 //
 // Between processes of one machine and user, which a unix socket connects, payloads may stay in the
-// sender's memory until the peer has copied them (peer_memory.h), and frames may go through memory
-// that both share (shared_channel.h). The accepting side offers both:
+// sender's memory until the peer has copied them (peer_memory.h). Frames may go through memory that
+// both share (shared_channel.h). The accepting side offers both:
 //
 //     accepting side                                  dialling side
 //     WELCOME (its canary) [+ descriptor]    ->       opens the memory, if it can
 //                                            <-       SHARED (joined, reads, its canary)
 //     SHARED (joined, reads)                 ->
 //
-// With shared memory, a side's SHARED is its last frame on the socket: the following ones go
-// through the memory, and what then comes on the socket are single bytes, which wake a side that
+// With shared memory, a side's SHARED is its last frame on the socket. The following frames go
+// through the memory, and from then on the socket carries single bytes, which wake a side that
 // sleeps. The socket stays to tell of the peer's end.
 //
 // The kernel may refuse to read a payload in the sender's memory: pages of a device driver, secret
 // memory (memfd_secret(2)), a system call filter that came later. The receiver then answers REFUSE,
 // once, and passes over all that is exposed to it from then on. The sender exposes nothing more,
-// and sends what was exposed and not released, before all that it has not sent yet. To keep the
-// order of a token's payloads, those behind an exposed one are exposed too, however small.
+// and sends the exposed payloads that were not released, before all that it has not sent yet. To
+// keep the order of a token's payloads, those behind an exposed one are exposed too, however small.
 #ifndef TFDIST_OPS_CORE_NET_MESSAGE_STREAM_H_
 #define TFDIST_OPS_CORE_NET_MESSAGE_STREAM_H_
 
@@ -42,7 +42,7 @@
 
 namespace tfdist {
 
-// Told what arrives on a stream and what has left. An error that it returns breaks the stream. It
+// Notified of arriving and of sent data of a stream. An error that it returns breaks the stream. It
 // may queue frames, and must not destroy the stream.
 class StreamHandler {
  public:
@@ -50,7 +50,7 @@ class StreamHandler {
   // A frame has begun: its header and its meta are there.
   virtual Status OnFrame(const FrameHeader& header, std::string_view meta) = 0;
   // Appends to `target` memory for the payload's bytes from `received` on: at least one byte, at
-  // most those that are missing. It stays valid until OnFrameEnd. Appends nothing to have the rest
+  // most the missing ones. It stays valid until OnFrameEnd. Appends nothing to have the rest
   // discarded.
   virtual Status OnPayload(const FrameHeader& header, uint64_t received,
                            std::vector<iovec>* target) = 0;
@@ -69,7 +69,7 @@ class StreamHandler {
 struct Sharing {
   bool joined = false;  // the sender uses what was offered
   bool reads = false;   // and what is exposed to it
-  CanaryInfo canary;    // of what it exposes itself
+  CanaryInfo canary;    // of its own exposed memory
 
   template <typename Message, typename Visitor>
   static void Fields(Message& m, Visitor& visit) {
@@ -90,7 +90,7 @@ struct StreamOptions {
   // Of payloads: with more queued nothing is received, and with more exposed they are sent.
   uint64_t max_waiting_bytes = UINT64_MAX;
   bool share_memory = false;  // frames go through shared memory where they can
-  // Whether a peer that withdraws what it exposes goes on to say why; else its stream breaks.
+  // Whether a peer that withdraws its exposed memory then says why; else its stream breaks.
   bool awaits_reason = false;
 };
 
@@ -115,7 +115,7 @@ class MessageStream {
     return outgoing_.size() < options_.max_outgoing && outgoing_bytes_ < options_.max_waiting_bytes;
   }
 
-  // Payload bytes so far; a frame that is half received or sent counts with what there is.
+  // Payload bytes so far; a partly received or sent frame counts with its bytes so far.
   uint64_t bytes_received() const { return bytes_received_; }
   uint64_t bytes_sent() const { return bytes_sent_; }
   // Of the payload that is being received: bytes that are there, and bytes whose memory may have
@@ -135,26 +135,26 @@ class MessageStream {
   void Welcome();
   // Takes the WELCOME that the dialling side has received, and the descriptor that came with it.
   Status OnWelcome(std::string_view meta, Fd descriptor);
-  // Whether the two sides have agreed on what they share.
+  // Whether the two sides have agreed on their shared resources.
   bool settled() const { return !settling_; }
 
-  // Writes what there is room for. A broken connection is left for Receive to find, behind the
-  // peer's last frames.
+  // Writes as much as there is room for. A broken connection is left for Receive to find, behind
+  // the peer's last frames.
   void Flush(StreamHandler& handler);
   void Unblock() { blocked_ = false; }
 
-  // Reads what has arrived, within the budget. `any` tells whether it was anything.
+  // Reads the arrived data, within the budget. `any` tells whether it was anything.
   Status Receive(StreamHandler& handler, bool* any = nullptr);
 
   // With shared memory. Reads the wake-up bytes, and notes the end of the socket.
   void ReadNotifications();
-  // Before nobody looks at the stream any more: true if whatever comes from now on makes the socket
-  // readable, false if there is something to be received. In `deep_sleep` only urgent frames, and
-  // any for which there is no room, do so.
+  // Before threads stop polling the stream: true if all later input makes the socket readable,
+  // false if there is input now. In `deep_sleep` only urgent frames, and frames for which there is
+  // no room, make it readable.
   bool Sleep(bool deep_sleep);
 
-  // Lets go of all memory of others: drops unsent payloads, keeps the rest of one that is half sent
-  // as a copy, so that following frames are understood, and discards what arrives from now on.
+  // Releases all memory of others: drops unsent payloads, copies the rest of a partly sent one, so
+  // that following frames are understood, and discards all later input.
   void Detach();
 
  private:
@@ -163,7 +163,7 @@ class MessageStream {
     std::string head;            // header and meta, as they travel
     std::vector<iovec> payload;  // that follows
     std::vector<iovec> exposed;  // that stays
-    size_t meta_bytes = 0;       // without the addresses of what stays
+    size_t meta_bytes = 0;       // without addresses of exposed payloads
     std::vector<std::shared_ptr<const void>> owners;
     void* token = nullptr;
     uint64_t bytes = 0;           // that travel
@@ -200,7 +200,7 @@ class MessageStream {
   Fd socket_;
 
   std::deque<Outgoing> outgoing_;
-  uint64_t outgoing_bytes_ = 0;  // of their payloads, but for exposed ones
+  uint64_t outgoing_bytes_ = 0;  // of their payloads, except exposed ones
   uint64_t front_sent_ = 0;      // bytes of outgoing_.front()
   size_t front_piece_ = 0;       // the first that is not sent whole: 0 is its head
   size_t front_offset_ = 0;      // bytes of that piece
@@ -212,9 +212,9 @@ class MessageStream {
   bool stalled_ = false;
   std::vector<char> buffer_;  // headers, metas, and the first bytes of payloads
   size_t begin_ = 0, end_ = 0;
-  FrameHeader incoming_;  // whose payload is being received
+  FrameHeader incoming_;  // of the payload in progress
   bool in_payload_ = false;
-  std::vector<iovec> target_;  // what is left of its memory, from target_next_ on
+  std::vector<iovec> target_;  // the rest of its memory, from target_next_ on
   size_t target_next_ = 0;
   uint64_t payload_received_ = 0, payload_touched_ = 0;
   bool discards_ = false;              // the rest of the payload
@@ -228,12 +228,12 @@ class MessageStream {
   bool hung_up_ = false;                         // the socket has ended
   std::optional<PeerMemory> peer_memory_;
   bool withdrawn_ = false;               // the peer exposes no more; it is about to say why
-  bool refuses_ = false;                 // what the peer exposes: some of it was not readable
+  bool refuses_ = false;                 // some exposed memory of the peer was not readable
   std::deque<Outgoing> exposed_frames_;  // sent and not released, oldest first
-  size_t exposed_count_ = 0;             // also those that are queued
+  size_t exposed_count_ = 0;             // including queued ones
   uint64_t exposed_bytes_ = 0;           // of these
   std::vector<std::pair<const void*, size_t>> exposed_tokens_;  // of those, and their numbers
-  bool peer_reads_ = false;                                     // what is exposed
+  bool peer_reads_ = false;                                     // exposed memory
   // Goes before what is exposed does.
   std::unique_ptr<ExposedMemory> exposed_;
 };

@@ -62,7 +62,7 @@ Status PeerMemory::Read(std::vector<iovec> to, std::vector<iovec> from) const {
   size_t bytes = 0;
   for (const iovec& piece : to) bytes += piece.iov_len;
   // The kernel copies pieces in their order. With the canary as the last one, a single system call
-  // reads what was exposed, and tells that it still was.
+  // reads the exposed memory, and proves that it was still exposed.
   CanaryInfo found;
   to.push_back({found.value.data(), sizeof(found.value)});
   from.push_back({reinterpret_cast<void*>(canary_.address), sizeof(found.value)});

@@ -3,12 +3,12 @@
 // a unix socket.
 //
 // The reader gets the identity of the process from the kernel (PeerProcess). It gets addresses from
-// the peer, over the same socket: the address of a canary, which is random bytes in the peer's
-// memory, and with each message the addresses of the exposed memory. A peer on the network can
-// supply neither.
+// the peer, over the same socket. The first is the address of a canary, which is random bytes in
+// the peer's memory. With each message come the addresses of the exposed memory. A peer on the
+// network can supply neither.
 //
 // A process breaks its canary before it frees or changes exposed memory. The reader copies the
-// canary behind what it reads: if it is intact, the memory was still exposed during the read.
+// canary after the memory: if it is intact, the memory was still exposed during the read.
 #ifndef TFDIST_OPS_CORE_NET_PEER_MEMORY_H_
 #define TFDIST_OPS_CORE_NET_PEER_MEMORY_H_
 

@@ -10,8 +10,8 @@
 // urgent data.
 //
 // The memory has no name, so it is freed when its processes end. Data from the other process is
-// trusted no more than data from a socket: each side keeps its own index privately and checks the
-// other's against it, and the memory is sealed against shrinking, because reading truncated memory
+// trusted no more than data from a socket. Each side keeps its own index privately and checks the
+// other's against it. The memory is sealed against shrinking, because reading truncated memory
 // would kill the process.
 #ifndef TFDIST_OPS_CORE_NET_SHARED_CHANNEL_H_
 #define TFDIST_OPS_CORE_NET_SHARED_CHANNEL_H_

@@ -1,4 +1,4 @@
-// What the flight recorder keeps of one collective, one request to a parameter server, or one span
+// An event of the flight recorder: one collective, one request to a parameter server, or one span
 // of time that Python names.
 #ifndef TFDIST_OPS_CORE_TRACE_EVENT_H_
 #define TFDIST_OPS_CORE_TRACE_EVENT_H_
@@ -25,7 +25,7 @@ struct Event {
   uint64_t communicator = 0;  // the same number on all its ranks
   uint64_t key = 0;           // of the collective
   uint64_t number = 0;        // of this execution of the key; of a request, its id
-  uint64_t signature = 0;     // hash of what must be equal on all ranks
+  uint64_t signature = 0;     // hash of all that must be equal on all ranks
   uint64_t bytes = 0;
   uint64_t elements = 0;  // 0 where ranks may differ
   // Nanoseconds of the steady clock; 0: not yet.

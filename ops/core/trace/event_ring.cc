@@ -56,7 +56,8 @@ EventId EventRing::Submit(const Event& event, TimePoint at) {
   if (!slot.version.compare_exchange_strong(version, 2 * id + 1, std::memory_order_acq_rel)) {
     return 0;
   }
-  // Release, and acquire in Read: who reads a word of this event sees the version of this write.
+  // Release, and acquire in Read: a thread that reads a word of this event sees the version of this
+  // write.
   for (size_t i = 0; i < kWords; ++i) {
     uint64_t word;
     std::memcpy(&word, reinterpret_cast<const char*>(&event) + i * sizeof word, sizeof word);

@@ -8,7 +8,7 @@
 // A slot's version is its event's sequence number, twice, plus 1 while a thread writes it. A writer
 // takes the slot by a compare-and-swap of the version and never waits: where another thread holds
 // the slot, or a later event has it, the write is left out. A reader copies the slot and looks at
-// the version before and after, as of a seqlock (Lameter 2005, "Effective Synchronization on
+// the version before and after, as in a seqlock (Lameter 2005, "Effective Synchronization on
 // Linux/NUMA Systems"). The words of an event are atomic, so that a reader beside a writer is no
 // data race.
 #ifndef TFDIST_OPS_CORE_TRACE_EVENT_RING_H_
@@ -54,7 +54,7 @@ class EventRing {
     uint64_t lost = 0;          // events from the cursor on that were overwritten or left out
   };
   // Reads up to `limit` events, from the one with sequence number `cursor` on. An event that has
-  // not ended is to be read again by a reader who wants its end.
+  // not ended is to be read again by a reader that wants its end.
   Reading Read(uint64_t cursor, size_t limit) const;
 
  private:

@@ -38,7 +38,7 @@ struct WaitingBlock {
 // The blocks of one bucket of one step.
 class BucketGroup {
  public:
-  // What all blocks of the bucket have in common.
+  // The attributes that all blocks of the bucket have in common.
   struct Shape {
     std::shared_ptr<Communicator> communicator;
     uint64_t key = 0;    // of the bucket's collective
@@ -79,7 +79,7 @@ class BucketGroups {
  public:
   static BucketGroups& Get();
 
-  // Returns the bucket that a block belongs to: the oldest one that waits for it.
+  // Returns the bucket that a block belongs to: the oldest bucket that waits for it.
   std::shared_ptr<BucketGroup> Find(const BucketGroup::Shape& shape, size_t position);
   // The bucket waits for nothing any more.
   void Remove(const BucketGroup::Shape& shape, const std::shared_ptr<BucketGroup>& group);

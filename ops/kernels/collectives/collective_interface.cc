@@ -68,8 +68,8 @@ REGISTER_COLLECTIVE("TfdistBucketSize")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
 // Reduces block `block` of a list, together with the other blocks of its bucket. `size` selects the
-// bucket among those of the three lists: the element of the list at which it begins, its first
-// block, and its number of blocks. `key` is that of the whole list.
+// bucket in the three lists: its first element of the list, its first block, and its number of
+// blocks. `key` belongs to the whole list.
 REGISTER_COLLECTIVE("TfdistAllReduceBlock")
     .Input("inputs: N * T")
     .Input("size: int32")
@@ -163,8 +163,8 @@ REGISTER_COLLECTIVE("TfdistScatter")
     .Attr("root: int")
     .SetShapeFn([](InferenceContext* c) { return OtherRows(c, c->num_outputs()); });
 
-// `rows`: the rows that this rank sends to each rank; `received`: those that each rank has sent to
-// it, which may differ from its own also for equal parts.
+// `rows`: the rows that this rank sends to each rank; `received`: the rows that each rank has sent
+// to it, which may differ from its own also for equal parts.
 REGISTER_COLLECTIVE("TfdistAllToAll")
     .Input("inputs: T")
     .Input("rows: int64")

@@ -44,8 +44,8 @@ REGISTER_OP("TfdistScatterAddTopK")
     .SetShapeFn(ShapesOfAttribute);
 
 // `payload` contains the encodings of core/math/one_bit.h: for each of `parts` parts of the
-// columns, those of all inputs; `splits` are the lengths of the parts. `rests` are what it does not
-// express.
+// columns, the encodings of all inputs; `splits` are the lengths of the parts. `rests` are the
+// inputs minus the decoded values.
 REGISTER_OP("TfdistOneBitEncode")
     .Input("inputs: N * float")
     .Output("payload: int32")
@@ -63,7 +63,7 @@ REGISTER_OP("TfdistOneBitEncode")
     });
 
 // `received` is a concatenation of `payloads` payloads, each in `parts` parts of matrices of
-// `shapes`. The outputs are the sums of what they express, added in this order.
+// `shapes`. The outputs are the sums of the decoded payloads, added in this order.
 REGISTER_OP("TfdistOneBitSum")
     .Input("received: int32")
     .Output("sums: N * float")

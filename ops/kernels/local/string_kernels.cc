@@ -65,7 +65,7 @@ class UnpackStringsKernel : public tensorflow::OpKernel {
     while (first || at < end) {
       TensorShape block;
       OP_REQUIRES_OK(context, ReadTensor(&at, end, &block, &strings));
-      OP_REQUIRES(context, concatenate_ || first, OtherRoots("those of several"));
+      OP_REQUIRES(context, concatenate_ || first, OtherRoots("several"));
       OP_REQUIRES(context, !concatenate_ || block.dims() > 0,
                   absl::InvalidArgumentError(StrCat(
                       "'", label_, "': expected at least one dimension, received a scalar")));

@@ -231,8 +231,7 @@ class SetKernel : public PsVariablesKernel {
     if (client == nullptr) return done();
     const Status pushed = client->parameters().PushAccumulated();  // before these values change
     OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(pushed), done);
-    // The pulled values are not those of the variables any more: the next pull transfers them
-    // again.
+    // The pulled values differ from the variables now: the next pull transfers them again.
     for (int parameter : parameters()) client->parameters().TakePulled(parameter);
     if (!write_) return done();
     std::vector<VarPtr> variables;

@@ -26,7 +26,7 @@ TEST_CASE("control characters are escaped") {
 TEST_CASE("bytes that are no utf8 are escaped") {
   CHECK(Printable("\x9b") == "\\x9b");
   CHECK(Printable("a\xff\xfe") == "a\\xff\\xfe");
-  // Half a character, one that is too long, a surrogate, and one beyond Unicode.
+  // Half a character, an overlong one, a surrogate, and one beyond Unicode.
   CHECK(Printable("\xe2\x80") == "\\xe2\\x80");
   CHECK(Printable("\xc0\x9b") == "\\xc0\\x9b");
   CHECK(Printable("\xe0\x82\x9b") == "\\xe0\\x82\\x9b");

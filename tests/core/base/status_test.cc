@@ -1,4 +1,4 @@
-// StrCat, beside what a stream prints.
+// StrCat, beside the output of a stream.
 #include "core/base/status.h"
 
 #include <cstdint>

@@ -160,7 +160,7 @@ void TestRow(const Row& row, Ranks& comms, int hosts, size_t count, bool even) {
     sent_far += after.bytes_sent_to_other_hosts - before[r].bytes_sent_to_other_hosts;
   }
   CHECK(sent == received);
-  // The traffic between hosts is that of a ring with one rank for each host.
+  // Between hosts the traffic equals a ring with one rank for each host.
   if (row.method.algorithm == Algorithm::kTwoLevel) CHECK(sent_far == 2 * (c.H - 1) * c.B);
 }
 

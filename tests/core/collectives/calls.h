@@ -65,8 +65,8 @@ Ending Broadcast(Communicator& comm, std::vector<T>& values, int root, const Wha
   return std::move(ending);
 }
 
-// `values` of rank `root` has a block for each rank; that of another rank is its block. The root
-// needs no data of the others and, with few values, may end before they start.
+// `values` of rank `root` has a block for each rank; on another rank it is that rank's block. The
+// root needs no data of the others and, with few values, may end before they start.
 template <typename T>
 Ending Scatter(Communicator& comm, std::vector<T>& values, int root, const What& what = {},
                DType dtype = DType::kFloat32) {

@@ -86,7 +86,7 @@ TEST_CASE("connect errors") {
 }
 
 TEST_CASE("wrong key or generation") {
-  // A wrong key, and a wrong generation, as of a worker of an earlier job.
+  // A wrong key, and a wrong generation, as a worker of an earlier job has.
   for (const bool other_key : {true, false}) {
     std::unique_ptr<Communicator> host, stranger;
     REQUIRE_OK(Communicator::Create(0, 2, "", 0, &host));

@@ -289,7 +289,7 @@ TEST_CASE("no descriptors left") {
   address.sin_port = htons(static_cast<uint16_t>(comms[0]->port()));
   REQUIRE(connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
   const std::clock_t processor = std::clock();
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // what is measured
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // the measured time
   CHECK(comms[0]->stats().rejected_connections == 0);
   CHECK(std::clock() - processor < CLOCKS_PER_SEC / 2);
   CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);

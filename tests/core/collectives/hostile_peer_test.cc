@@ -160,7 +160,7 @@ TEST_CASE("chunks of other collectives") {
   }
 }
 
-// Chunks of one byte, each of another collective: memory is bounded by what they cost.
+// Chunks of one byte, each of another collective: memory is bounded by their cost.
 TEST_CASE("small chunks of other collectives") {
   Duel duel;
   const int64_t before = ResidentBytes();

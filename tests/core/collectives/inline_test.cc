@@ -54,7 +54,7 @@ void TestChains(int size) {
   }
 }
 
-// A failed collective ends, and so does the one that its `done` starts.
+// A failed collective ends, and so does the next, which its `done` starts.
 TEST_CASE_IN_BOTH_WAYS("chain that fails") {
   auto comms = Connected(2);
   Chain ours(*comms[0], 1, 3), theirs(*comms[1], 1, 3);

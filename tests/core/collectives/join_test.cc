@@ -55,7 +55,7 @@ void TestUneven(int size, size_t count) {
   });
 }
 
-// Every operation and type: the result is that of the ranks with data.
+// Every operation and type: the result includes only the ranks with data.
 TEST_CASE("operations") {
   constexpr int kSize = 4;
   Ranks comms = ConnectedOn(kSize, 2);

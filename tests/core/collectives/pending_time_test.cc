@@ -31,7 +31,7 @@ TEST_CASE("adds the union") {
   CHECK(time.nanoseconds() == 13'000'000'000);
 }
 
-// What lasts counts up to now, and what was read stays when it turns out to have ended before.
+// A pending wait counts up to now. A read time stays if the wait turns out to have ended before.
 TEST_CASE("keeps what was read") {
   const TimePoint now = Clock::now();
   PendingTime time;

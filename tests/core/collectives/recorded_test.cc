@@ -1,4 +1,4 @@
-// What the flight recorder keeps of collectives.
+// The flight recorder's events of collectives.
 #include <algorithm>
 
 #include "collectives/calls.h"
@@ -60,7 +60,7 @@ TEST_CASE("pending and timed out") {
     CHECK_CONTAINS(std::string(event.error, sizeof event.error), "rank ");
   }
   CHECK((TakeFailures() & static_cast<uint32_t>(Failure::kTimeout)) != 0);
-  // What begins after the failure fails, too.
+  // A collective that begins after the failure fails, too.
   const uint64_t later = ProcessEvents().last();
   Ending after = AllReduce(*comms[0], values[0], {22, "after"});
   CHECK_STATUS(Wait(after), StatusCode::kDeadlineExceeded);

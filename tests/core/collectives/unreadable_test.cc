@@ -1,8 +1,8 @@
-// Memory that a rank lends and the kernel does not let its peers read: the values are sent instead,
-// the result is exact, and nothing more is lent in that direction.
+// Memory that a rank exposes and the kernel does not let its peers read: the values are sent
+// instead, the result is exact, and no more memory is exposed in that direction.
 //
-// Two true causes. Secret memory (memfd_secret(2)) is read by nobody but its process, as memory
-// that a device driver has mapped is. A system call filter, as container engines install, refuses
+// Two true causes. Secret memory (memfd_secret(2)) is readable by its process only, as memory that
+// a device driver has mapped is. A system call filter, as container engines install, refuses
 // process_vm_readv.
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -68,7 +68,7 @@ bool HasSecretMemory() {
   return memory != nullptr;
 }
 
-// Replaces the pages of an operand but for the first and the last quarter. Some chunks then are
+// Replaces the pages of an operand except the first and the last quarter. Some chunks then are
 // readable, some are not, and some are in part.
 void KeepSecret(std::string* operand) {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), quarter = operand->size() / 4;
@@ -105,8 +105,8 @@ std::vector<Job> Jobs(int size, void (*prepare)(std::string*)) {
   return jobs;
 }
 
-// Runs a job on new connections until a chunk is refused: one that finds room in the connection's
-// shared buffer, because the peer empties it fast, is not exposed at all.
+// Runs a job on new connections until a chunk is refused: a chunk for which the connection's shared
+// buffer has room, because the peer empties it fast, is not exposed at all.
 bool IsRefused(int size, const Job& job) {
   constexpr int kAttempts = 200;
   for (int i = 0; i < kAttempts; ++i) {
@@ -120,7 +120,7 @@ bool IsRefused(int size, const Job& job) {
 }
 
 // Each algorithm alone with new connections, on which the first refusal is its own; then all of
-// them at once; and then again, when nothing is lent any more.
+// them at once; and then again, when no memory is exposed any more.
 void TestEveryCollective(int size, void (*prepare)(std::string*)) {
   for (const Job& job : Jobs(size, prepare)) {
     // Recursive doubling may send nothing but memory of its own.
@@ -166,8 +166,8 @@ void TestForbiddenInMidJob() {
   CHECK(Resent(comms) > 0);
 }
 
-// A chunk of many pieces behind a lent one: the addresses do not fit into a frame, and it is lent
-// as a copy, in its order.
+// A chunk of many pieces behind an exposed one: the addresses do not fit into a frame, and it is
+// exposed as a copy, in its order.
 void TestManyPieces() {
   Forbid(EFAULT, /*canaries=*/false);
   Ranks comms = Connected(2);

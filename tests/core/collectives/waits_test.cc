@@ -48,7 +48,7 @@ TEST_CASE("names the late rank") {
   // The others had started before it: it has waited for none.
   CHECK(Waited(*comms[2], 0) < kLate / 2);
   CHECK(Waited(*comms[2], 1) < kLate / 2);
-  // What has ended does not grow, and what fails ends.
+  // The time of an ended wait does not grow, and a failed collective ends its waits.
   const uint64_t before = comms[0]->WaitedFor(2);
   CHECK(Eventually([&] { return SecondsSince(begun) > elapsed + 0.02; }));
   CHECK(comms[0]->WaitedFor(2) == before);
@@ -62,8 +62,8 @@ TEST_CASE("names the late rank") {
   CHECK(comms[0]->WaitedFor(2) == after);
 }
 
-// Ranks that have joined wait for each other from the start of what they stand in for, not from the
-// end of their former wait.
+// Ranks that have joined wait for each other from the start of the collective for which they stand
+// in, not from the end of their former wait.
 TEST_CASE("stand ins wait") {
   Ranks comms = Connected(3);
   std::vector<std::unique_ptr<Joined>> joined;
@@ -83,7 +83,7 @@ TEST_CASE("stand ins wait") {
   for (int rank : {0, 1}) CHECK(Waited(*comms[rank], 1 - rank) - before[rank] <= elapsed);
 }
 
-// What ranks send to each other is what the others have received, and their sum is that of all.
+// The bytes sent to each rank equal the bytes that it has received, and their sum equals the total.
 TEST_CASE("traffic by peer") {
   constexpr int kRanks = 3;
   Ranks comms = Connected(kRanks);

@@ -75,7 +75,7 @@ TEST_CASE("resolved") {
   CHECK(a.Commit(1, 0).open);
   c.Leave();  // does not complete the unit
   CHECK(a.Value(w) == Floats{0});
-  // Nobody who is left has done the unit.
+  // No remaining worker has done the unit.
   CHECK((!b.Resolve(2, 0, {0, 1}).refused && b.Value(w) == Floats{0}));
   CHECK(a.PushUnit(w, 1000, 1, 0));  // of the former generation
   CHECK((a.Commit(1, 0).open == false && !a.Resolve(2, 0, {0, 1}).refused));
@@ -102,7 +102,7 @@ TEST_CASE("refused") {
     CHECK(answer.status.code() == StatusCode::kInvalidArgument);
     CHECK_CONTAINS(answer.status.message(), "of an elastic job");
   }
-  // What a unit has trained of data tasks could not be taken back.
+  // The data tasks that a unit has trained could not be undone.
   PushRequest of_tasks = a.NewPush({});
   of_tasks.of_tasks = true;
   CHECK_CONTAINS(a.Try(MessageType::kPush, Encode(of_tasks)).status.message(),

@@ -86,8 +86,8 @@ float First(const char* values) {
   return first;
 }
 
-// A lent value does not change until the worker releases it; then its memory may be reused.
-TEST_CASE("lent values stay") {
+// An exposed value does not change until the worker releases it; then its memory may be reused.
+TEST_CASE("exposed values stay") {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   LendingWorker worker(*server);
   const uint32_t shard = worker.Create("w", Floats(kCount, 5));
@@ -114,13 +114,13 @@ TEST_CASE("lent values stay") {
   CHECK(worker.PushExposed(worker.NewGradient(shard), halves) ==
         static_cast<uint8_t>(MessageType::kOk));
   CHECK((worker.PullExposed(shard) == second && First(second) == 3));
-  // Bytes of values are counted, sent or lent.
+  // Bytes of values are counted, sent or exposed.
   CHECK(Eventually([&] { return server->stats().bytes_received == 3 * kCount * 4; }));
   CHECK(Eventually([&] { return server->stats().bytes_sent == 3 * kCount * 4; }));
 }
 
 // The server requests values again that it cannot read, all of them or some. It says so once, and
-// passes over all that is lent from then on, since the worker sends it again.
+// passes over all exposed memory from then on, since the worker sends it again.
 TEST_CASE("unreadable is sent") {
   Floats half(kCount / 2, 1), whole(kCount, 1);
   for (const bool in_part : {false, true}) {
@@ -142,7 +142,7 @@ TEST_CASE("unreadable is sent") {
   }
 }
 
-// A worker that cannot read what it is lent is sent all of it, in order, and is believed once.
+// A worker that cannot read memory exposed to it is sent all of it, in order, and is believed once.
 TEST_CASE("refused is sent") {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   LendingWorker worker(*server);
@@ -164,7 +164,7 @@ TEST_CASE("refused is sent") {
   CHECK(Eventually([&] { return server->stats().broken_requests == 1; }));
 }
 
-// Values that are no longer lent are not applied.
+// Values that are no longer exposed are not applied.
 TEST_CASE("withdrawn") {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   LendingWorker worker(*server);
@@ -179,7 +179,7 @@ TEST_CASE("withdrawn") {
   CHECK(server->stats().broken_requests == 0);
 }
 
-// A refusal of a request with lent values.
+// A refusal of a request with exposed values.
 TEST_CASE("refused") {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   LendingWorker worker(*server);
@@ -196,7 +196,7 @@ TEST_CASE("claims") {
   const iovec all{gradient.data(), kCount * 4};
   uint64_t broken = 0;
   {
-    RawPsWorker worker(*server, 0);  // lends without shared memory
+    RawPsWorker worker(*server, 0);  // exposes without shared memory
     const uint32_t shard = worker.Create("w", Floats(kCount, 5));
     worker.Bind(Sgd(), shard);
     const PushRequest push = worker.NewPush({{shard, UpdateKind::kGradient, 0, 0, 0}});
@@ -220,7 +220,7 @@ TEST_CASE("claims") {
     worker.peer().AwaitClose();
     ++broken;
   }
-  // A second SHARED, and a release or refusal of what was not exposed.
+  // A second SHARED, and a release or refusal without exposed memory.
   const Sharing again{true, true, ExposedMemory().canary()};
   for (const std::string& frame : {Frame(FrameType::kShared, Encode(again)),
                                    Frame(FrameType::kRelease, ""), Frame(FrameType::kRefuse, "")}) {
@@ -233,7 +233,7 @@ TEST_CASE("claims") {
   CHECK(server->stats().broken_requests == broken);
 }
 
-// A worker that never releases lent values is sent values in the end.
+// A worker that never releases exposed values is sent values in the end.
 TEST_CASE("never released") {
   const auto server = StartServer(Options(Mode::kAsync, 2));
   LendingWorker worker(*server);
@@ -261,7 +261,7 @@ TEST_CASE("neither reads") {
 
 // Over TCP a server accepts no addresses, not even from a worker that knows the key, and sends
 // none. Otherwise its memory could be read over the network.
-TEST_CASE("nothing is lent over tcp") {
+TEST_CASE("no memory is exposed over tcp") {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   const std::string secret(kCount * sizeof(float), 's');
   uint64_t broken = 0;
@@ -285,8 +285,8 @@ TEST_CASE("nothing is lent over tcp") {
   CHECK(after.Value(after.Create("w", DType::kFloat32, kCount, "")) == Floats(kCount, 5));
 }
 
-// A server without lending has no unix socket.
-TEST_CASE("server that does not lend") {
+// A server that exposes no memory has no unix socket.
+TEST_CASE("server that exposes no memory") {
   std::unique_ptr<Server> server;
   REQUIRE_OK(Server::Create(Options(Mode::kAsync, 1), "127.0.0.1", 0, false, &server));
   REQUIRE_OK(server->Start(TestKey()));

@@ -76,7 +76,7 @@ class RawPsWorker {
 
   RawPeer& peer() { return peer_; }
 
-  // Sends a request and goes on; its number.
+  // Sends a request without waiting; returns its number.
   uint64_t Request(MessageType type, const std::string& meta, const std::string& payload = "") {
     REQUIRE(peer_.Send(MessageBytes(type, ++last_number_, meta, payload)));
     return last_number_;
@@ -130,7 +130,7 @@ class RawPsWorker {
     for (const uint32_t shard : shards) request.entries.push_back({shard, versions[shard]});
     return Request(MessageType::kPull, Encode(request));
   }
-  // The payload: the values of those that have changed.
+  // The payload: the values of the changed shards.
   std::string AwaitPull(uint64_t number, const std::vector<uint32_t>& shards) {
     const RawAnswer answer = Await(number);
     REQUIRE_OK(answer.status);
@@ -144,7 +144,7 @@ class RawPsWorker {
   std::string Pull(const std::vector<uint32_t>& shards, bool begins_step = true) {
     return AwaitPull(RequestPull(shards, begins_step), shards);
   }
-  // The value of one shard, whatever was pulled before.
+  // The value of one shard, independent of earlier pulls.
   Floats Value(uint32_t shard, bool begins_step = false) {
     versions.erase(shard);
     return Values<float>(Pull({shard}, begins_step));

@@ -1,4 +1,4 @@
-// Servers that go on from a copy of their tables and the log of what was applied afterwards.
+// Servers that continue from a copy of their tables and the log of later changes.
 #include <atomic>
 #include <thread>
 
@@ -81,7 +81,7 @@ TEST_CASE("image and log") {
 }
 
 // The server had applied a push, whose answer was lost with it. Its rows are in the log, so that
-// only what else it had is applied when it is sent again.
+// only its other updates are applied when it is sent again.
 TEST_CASE("push that is sent again") {
   const ps::ServerOptions options = AsyncJob(2);
   const Scratch file;
@@ -127,8 +127,8 @@ TEST_CASE("push that is sent again") {
   }
 }
 
-// Edits that were acknowledged are in the log, in their order with pushes; those that are sent
-// again after it was read are not carried out twice.
+// Edits that were acknowledged are in the log, in their order with pushes; edits that are sent
+// again after a replay are not carried out twice.
 TEST_CASE("edits") {
   const ps::ServerOptions options = AsyncJob(2);
   const Scratch file;
@@ -237,7 +237,7 @@ void TestEditsAmongPushes() {
   CHECK((then.row_count() == now.row_count() && ValueOf(then, 5) == -200));
 }
 
-// What the workers of a synchronous job have contributed to a step that was closed is not lost.
+// The contributions of a synchronous job's workers to a closed step are not lost.
 TEST_CASE("synchronous steps") {
   const ps::ServerOptions options = SyncJob(2);
   const Scratch file;

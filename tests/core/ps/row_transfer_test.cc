@@ -174,7 +174,7 @@ TEST_CASE("edits") {
   CHECK((edits > 5 && job.servers[0]->stats().pushes == 1));
 }
 
-// What the worker has cached of a table, or looks up ahead, is not used after an edit.
+// Rows that the worker has cached or looks up ahead are not used after an edit.
 TEST_CASE("edits and cached rows") {
   Job job(2);
   ps::TableConfig config = Adagrad(1);
@@ -256,7 +256,7 @@ TEST_CASE("shards aside") {
   const int narrow = worker.Add("unused", {2});
   CHECK_CONTAINS(worker.Create<float>(narrow, {0, 0}).message(), "'unused': expected float32[1]");
 
-  // Until they train, a snapshot has what is still aside.
+  // Until they train, a snapshot has the unclaimed shards.
   ps::ServerSnapshot next = server->TakeSnapshot();
   CHECK((next.unclaimed.size() == 2 && next.shards.size() == 2));
   const auto copy = StartServer(AsyncJob(2), next);

@@ -1,5 +1,4 @@
-// The flight recorder's ring: what it keeps, what it says is lost, and that threads write it at
-// once.
+// The flight recorder's ring: kept events, the count of lost ones, and concurrent writers.
 #include "core/trace/event_ring.h"
 
 #include <poll.h>
@@ -77,7 +76,7 @@ TEST_CASE("overwritten") {
     CHECK((read.events[i].sequence == 14 + i && read.events[i].number == 13 + i));
     CHECK(read.events[i].state == EventState::kSubmitted);
   }
-  // A cursor goes on where it was, and reads a limited number at once.
+  // A cursor continues where it was, and reads a limited number at once.
   read = ring.Read(15, 3);
   CHECK((read.lost == 0 && read.events.size() == 3 && read.next == 18));
   CHECK(ring.Read(read.next, 100).events.size() == 4);

@@ -1,7 +1,8 @@
 """The state of a training in a checkpoint file of Keras: `tfdist/keras/state_file.py`.
 
 Input: a byte for the form, then a `.keras` archive, or what such an archive has of ours. A file is
-read, or refused with a ValueError or OSError that names it. (What reads HDF5 is h5py's own code.)
+read, or refused with a ValueError or OSError that names it. (The code that reads HDF5 is h5py's
+own.)
 """
 
 import io

@@ -1,8 +1,8 @@
 """Requests of the control plane: `tfdist/control/encoding.py`, for each kind.
 
-Input: a byte for the kind, then the body, or how a right body is altered. What is accepted has the
-types that its class says, can be encoded and is the same again; anything else is a MessageError.
-Pieces that are accepted are joined, or refused with a MessageError.
+Input: a byte for the kind, then the body, or how a right body is altered. An accepted message has
+the types that its class says, can be encoded and is the same again; anything else is a
+MessageError. Pieces that are accepted are joined, or refused with a MessageError.
 """
 
 import dataclasses

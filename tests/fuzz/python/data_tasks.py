@@ -1,8 +1,8 @@
 """Descriptions of queues of data tasks, which come in parts: `tfdist/data/queue`.
 
 Input: the text of a description, as UTF-8, or how a right one is altered. It is parsed and can be
-dealt out, or it is refused with a DescriptionError; the text of what is parsed gives the same
-again.
+dealt out, or it is refused with a DescriptionError; the text of the parsed description gives the
+same again.
 """
 
 import json

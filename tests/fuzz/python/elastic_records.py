@@ -1,4 +1,4 @@
-"""What a newcomer of an elastic job reads of calls that it leaves out.
+"""The records of calls that a newcomer of an elastic job leaves out.
 
 Input: a byte for the form, then a record, a file of values, the text of one, or states of random
 generators; or how right ones are altered. Each is read, or refused with a ValueError; variables and

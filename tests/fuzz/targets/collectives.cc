@@ -115,7 +115,7 @@ class Rank final : public CollectiveTable::Connections {
     table_->PeerLost(peer, owed, why);
   }
 
-  // Receives and sends, and ends what has ended.
+  // Receives and sends, and finishes the ended collectives.
   void Turn() {
     for (int rank = 0; rank < group_.size; ++rank) {
       Peer& peer = *peers_[rank];

@@ -2,7 +2,7 @@
 //
 // Input: up to four peers of an acceptor that send HELLOs and PROOFs, right ones, of other
 // generations, altered, cut or of any bytes. Only a peer whose bytes were all right is accepted.
-// Then what an acceptor without the key answers a dialling side, which never believes it.
+// Then the answer of an acceptor without the key to a dialling side, which never believes it.
 #include <sys/socket.h>
 
 #include <chrono>
@@ -48,12 +48,12 @@ class Port {
     Fd socket;
     Hello hello;        // the last one
     std::string sent;   // all of its bytes
-    std::string right;  // those of a HELLO that may be accepted, and of its PROOF
+    std::string right;  // bytes of a HELLO that may be accepted, and of its PROOF
     Hello right_hello;  // that HELLO
     bool proves = false, accepted = false;
   };
 
-  // Lets the acceptor read what has come.
+  // Lets the acceptor read the arrived bytes.
   void Turn() {
     for (int i = 0; i < 2; ++i) {
       loop_.Wait(Clock::now(), [this](uint64_t tag, uint32_t) { acceptor_->OnReady(tag); });
@@ -152,7 +152,7 @@ class Port {
 
   void Put(Peer* peer, const std::string& bytes) {
     peer->sent += bytes;
-    // What follows a PROOF is not the acceptor's.
+    // Bytes behind a PROOF are not the acceptor's.
     if (peer->proves && !peer->accepted &&
         Comparable(peer->sent).compare(0, peer->right.size(), peer->right) == 0) {
       peer->accepted = true;

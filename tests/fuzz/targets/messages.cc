@@ -1,6 +1,6 @@
 // The metas of all frames and messages, and the headers of frames.
 //
-// Input: one byte for the type of the message, then its bytes. What is accepted is encoded and
+// Input: one byte for the type of the message, then its bytes. An accepted message is encoded and
 // decoded again: it must be the same.
 #include <string>
 #include <vector>

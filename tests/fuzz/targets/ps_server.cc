@@ -1,9 +1,10 @@
 // A parameter server: two workers send requests, cut anywhere and interleaved.
 //
-// Everything but the threads and the proofs is the server's own: the sessions with their streams,
-// the parser of requests, the handlers, the store, tables and the redo log. One thread drives them,
-// so that an input always takes the same way. Shards and tables have few names and ids, so that
-// requests meet: what was checked for one part of a request may be gone when the rest of it comes.
+// Everything except the threads and the proofs is the server's own: the sessions with their
+// streams, the parser of requests, the handlers, the store, tables and the redo log. One thread
+// drives them, so that an input always takes the same way. Shards and tables have few names and
+// ids, so that requests collide: a shard or table checked for one part of a request may be gone
+// when the rest comes.
 //
 // Input: the server's options, then steps. A step sends a request, a part of one or bytes of any
 // kind, or lets time pass, takes a snapshot, or breaks a connection. Sessions may end; answers must
@@ -173,7 +174,7 @@ class Server final : public ReplyChannel {
       if (!status.ok() || peer.ending) End(&peer);
     }
   }
-  // Answers are whole frames, with what the request's type has.
+  // Answers are whole frames, with the contents of the request's type.
   void TakeAnswers(Peer* peer) {
     peer->received += ReceiveAll(peer->socket);
     while (peer->received.size() >= kFrameHeaderBytes) {
@@ -493,7 +494,7 @@ std::vector<std::string> Seeds() {
   const auto bytes = [](std::vector<int> values) {
     return std::string(values.begin(), values.end());
   };
-  // A worker sends rows of table 0, but for the last 8 bytes; the other one looks for rows.
+  // A worker sends rows of table 0 without the last 8 bytes; the other one looks for rows.
   const std::string edit = bytes({0, 9, 0, 12, 0, 0, 4, 0, 1, 1, 2, 3, 4, 1, 7, 8});
   const std::string find = bytes({1, 9, 0, 14, 0, 2, 1, 1, 2, 1, 1});
   const std::string rest = bytes({0, 5});

@@ -1,8 +1,9 @@
 // A server that is started again reads its redo log and the values beside it.
 //
 // Input: a byte that says whether the rest is the file itself, or records and values from which a
-// file with right checksums is made: a crafted file has these, too. What could be read is logged
-// no more: the server has to take a snapshot of it, all of whose rows can be read.
+// file with right checksums is made: a crafted file has these, too. A record that could be read is
+// not logged again: the server has to take a snapshot of it, and all rows of the snapshot can be
+// read.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -29,7 +30,7 @@ class NoReplies final : public ReplyChannel {
   void WakeTimer() override {}
 };
 
-// The file, and that of values beside it.
+// The file, and the file of values beside it.
 struct Files {
   ~Files() { std::remove((log.path + ".values").c_str()); }
   void WriteValues(const std::string& bytes) const {
@@ -145,7 +146,7 @@ std::string EditRecord(Input* input, bool damaged) {
   return Record(3, meta, Ids(input, count) + std::string(4 * input->Below(300), '\x3f'), damaged);
 }
 
-// A file of records whose checksums are right, but for a few.
+// A file of records, most of which have right checksums.
 std::string Records(Input* input, const std::string& values) {
   std::string file = kMagic;
   std::vector<uint64_t> shards;

@@ -1,7 +1,7 @@
 // The C functions by which Python restores a server from a checkpoint, and reads a snapshot of it.
 //
 // Input: calls. Python hands over arrays with their sizes, so these are right; all that it has from
-// a file is not: names, numbers, descriptions. What is restored can be read back.
+// a file is not: names, numbers, descriptions. Restored state can be read back.
 #include <memory>
 #include <string>
 #include <vector>
@@ -76,7 +76,7 @@ void RestoreTable(Handle* handle, Input* input) {
                                      sizeof(handle->error)) != 0) {
     return;
   }
-  // As many numbers as the file says, or those of another table.
+  // As many numbers as the file says, or the numbers of another table.
   const uint64_t count = input->Below(kMaxRows), removed = input->Below(kMaxRows);
   const uint64_t floats = input->Below(8) != 0 ? saved.content_floats : input->Below(40);
   if (floats > 4096) return;

@@ -1,9 +1,9 @@
 // One end of a data connection, with shared and exposed memory, whose peer sends anything.
 //
 // Input: which end it is and what it may share, then steps: the peer sends frames, parts of them or
-// bytes of any kind, overwrites the shared memory, or answers what was exposed to it; our side
-// sends, receives, sleeps or lets go of its memory. As long as the peer has kept to the protocol,
-// all that it has sent must have come, whole and in order. The payload's memory goes after Detach.
+// bytes of any kind, overwrites the shared memory, or answers exposed memory; our side sends,
+// receives, sleeps or lets go of its memory. As long as the peer has kept to the protocol, all that
+// it has sent must have come, whole and in order. The payload's memory goes after Detach.
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -107,7 +107,7 @@ class Duel final : StreamHandler {
     if (!stream_->OnWelcome(meta, std::move(descriptor)).ok()) broken_ = true;
   }
 
-  // The rings, to write to; `ring` is the one that our side writes.
+  // The rings, to write to; our side writes `ring`.
   void Map(const Fd& descriptor, int ring) {
     struct stat about{};
     CHECK(fstat(descriptor.get(), &about) == 0);
@@ -205,7 +205,7 @@ class Duel final : StreamHandler {
         honest_ = false;
         shutdown(socket_.get(), SHUT_WR);
         return;
-      case 11: {  // the peer takes what there is
+      case 11: {  // the peer takes all available bytes
         fuzz::ReceiveAll(socket_);
         if (channel_ == nullptr) return;
         std::vector<char> bytes(input_.Below(1000) * 100);

@@ -9,7 +9,7 @@ import tfdist
 from support.processes.ranks import on_ranks
 from tfdist import ops
 
-# What the last rank broadcasts, besides float32[3] from rank 0 on all others.
+# The values that the last rank broadcasts, besides float32[3] from rank 0 on all others.
 OTHERS = {
     "dtype": (lambda x: tf.cast(x, tf.int32), 0, r"\(root 0\) int32\[3\]"),
     "shape": (lambda x: tf.concat([x, x], 0), 0, r"\(root 0\) float\[6\]"),
@@ -20,7 +20,7 @@ OTHERS = {
 
 @on_ranks(3)
 def test_every_rank_gets_the_error(ctx):
-    """Those that differ in the broadcast, one with the right data in its next collective."""
+    """Ranks with other data get it in the broadcast, the others in their next collective."""
     tfdist.init()
     for size in (2, 3):
         for label, (change, root, received) in OTHERS.items():
@@ -42,7 +42,7 @@ def test_every_rank_gets_the_error(ctx):
                 raised.match(f"the ranks disagree.*broadcast '{label}' {said}")
     # Strings are gathered from the ranks that take themselves for the root: here two, or none.
     word = tf.constant(["of", f"rank {ctx.rank}"])
-    for root, received in ((min(ctx.rank, 1), "those of several"), ((ctx.rank + 1) % 3, "none")):
+    for root, received in ((min(ctx.rank, 1), "several"), ((ctx.rank + 1) % 3, "none")):
         problem = f"the ranks disagree on broadcast 'words'.*one root, received {received}"
         with pytest.raises(tf.errors.InvalidArgumentError, match=problem):
             ops.broadcast(word, None, root, label="words")

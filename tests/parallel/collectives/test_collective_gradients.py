@@ -1,7 +1,7 @@
 """Gradients of the collectives against closed forms: eager, in functions and in v1 graphs.
 
-Every rank's loss is the sum of its results times weights of its own. What a gradient must be
-follows from all ranks' weights, which every rank can compute.
+Every rank's loss is the sum of its results times weights of its own. The right gradient follows
+from all ranks' weights, which every rank can compute.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def gradients_of_rows_of_tables(ctx) -> None:
     """Each row has the gradient of the reduced row that it became part of."""
     rank, size = ctx.rank, ctx.size
     table = (size + 3, 2)
-    # one that all have, one twice, and one that nobody else has; rank 0 has none
+    # a common row, a row twice, and a row of this rank alone; rank 0 has none
     ids = [size, rank, size, size + 2][: 4 * min(rank, 1)]
     slopes = sum(weights(r, table) for r in range(size))
     for dtype in (tf.int32, tf.int64):
@@ -179,7 +179,7 @@ def test_gradients_of_lists_and_of_gradients(ctx):
     with tf.GradientTape() as tape:
         tape.watch([single, double])
         one, count, two = ops.all_gather([single, tf.constant([rank]), double])
-        # nobody uses `two`
+        # no rank uses `two`
         value = tf.reduce_sum(one * [3.0, 5.0]) * tf.cast(tf.reduce_sum(count), tf.float32)
     first, second = tape.gradient(value, [single, double])
     np.testing.assert_array_equal(first, [6.0 if rank == 0 else 10.0])

@@ -115,7 +115,7 @@ def rows_are_exchanged(ctx) -> None:
     uneven, even = ops.all_to_all(mine)
     np.testing.assert_array_equal(uneven, np.repeat(range(size), range(size))[:, None] * [1, 1])
     np.testing.assert_array_equal(even, range(size))
-    # all ranks hear of the one that has too few, and can go on
+    # all ranks hear of the rank that has too few, and can continue
     for bad in range(size):
         problem = rf"'odd': .*that {size} ranks can share.* 1 rows of tensor 1 on rank {bad}"
         with pytest.raises(tf.errors.InvalidArgumentError, match=problem):
@@ -132,7 +132,7 @@ def rows_are_exchanged(ctx) -> None:
 
 
 def rows_of_tables_are_added(ctx) -> None:
-    """Each rank has a row of its own, twice one that all have, and rank 0 nothing at all."""
+    """Each rank has a row of its own, twice a common row, and rank 0 nothing at all."""
     rank, size = ctx.rank, ctx.size
     ids = [rank, 9, 9] if rank else []
     total = np.zeros([10, 2])

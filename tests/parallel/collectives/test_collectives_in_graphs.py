@@ -55,7 +55,7 @@ def rounds_of_a_loop_do_not_mix(rank: int) -> None:
     @tf.function
     def rounds(values):
         sums = tf.TensorArray(tf.float32, 200)
-        # What goes in does not depend on the round before.
+        # The inputs do not depend on the round before.
         for i in tf.range(200):
             sums = sums.write(i, ops.all_reduce(values[i]) + ops.all_reduce(10.0 * values[i]))
         return sums.stack()
@@ -180,7 +180,8 @@ def _fit(rows, model) -> np.ndarray:
 def test_a_keras_layer_that_reduces(ctx):
     tfdist.init()
     rows = np.array([[1.0], [2.0], [3.0], [4.0]], "float32") + 10 * ctx.rank
-    # The mean over both is 7.5. What comes back through it cancels: what is left adds up to zero.
+    # The mean over both is 7.5. The gradient that comes back through it cancels: the rest adds up
+    # to zero.
     slope = 2 * np.mean((rows - 7.5) * rows)
     scale = _fit(rows, keras.Sequential([keras.Input((1,)), AcrossRanks()]))
     np.testing.assert_allclose(scale, [1 - 0.5 * slope], rtol=1e-5)

@@ -121,7 +121,7 @@ def test_one_bit_quantizes_gradients_and_sums(ctx):
 
 @on_ranks(2, 3)
 def test_one_bit_loses_nothing(ctx):
-    """What was applied and all residuals are the sum of all gradients."""
+    """The applied gradients and all residuals are the sum of all gradients."""
     comm = join()
     one_bit = compressor(OneBit(min_elements=2))
     variable = tf.Variable(tf.zeros([14, 11]))

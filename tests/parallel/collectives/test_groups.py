@@ -34,7 +34,7 @@ def test_groups_number_their_own_ranks(ctx):
     np.testing.assert_array_equal(ops.all_reduce(x), [10.0])
     if alone is not None:
         np.testing.assert_array_equal(ops.all_reduce(x, alone), x)
-    # While the others are busy elsewhere, this goes on.
+    # While the others are busy elsewhere, this continues.
     if rank % 2:
         for step in range(50):
             total = ops.all_reduce(tf.constant(float(rank * step)), odd)
@@ -118,7 +118,7 @@ def test_many_groups_leave_nothing_behind(ctx):
     ops.barrier()
     with pytest.raises(tf.errors.FailedPreconditionError, match="closed"):
         ops.all_reduce(tf.constant(1.0), group)
-    # Those that are still open end with the job.
+    # Groups that are still open end with the job.
     assert float(ops.all_reduce(tf.constant(1.0), tfdist.new_group([0, 1]))) == 2.0
 
 
@@ -133,7 +133,7 @@ def lose_a_member(ctx):
         with pytest.raises(tf.errors.UnavailableError, match="rank 0 of 2: lost rank 1"):
             while True:
                 ops.all_reduce(tf.constant(1.0), pair)
-    # Another group goes on.
+    # Another group continues.
     for _ in range(10):
         assert float(ops.all_reduce(tf.constant(1.0), other)) == 2.0
     with pytest.raises(tf.errors.UnavailableError, match="lost rank 2"):

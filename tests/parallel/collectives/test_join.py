@@ -33,7 +33,7 @@ def test_ranks_with_less_data_join(ctx):
             assert int(one) == max(there) + 1 and float(two) == 2.0
         last = tfdist.join() if epoch == 0 else int(tf.function(ops.join)())
         assert last == (size - 1 - epoch) % size
-        # All go on together.
+        # All continue together.
         assert float(ops.all_reduce(tf.constant(1.0))) == size
         words = ops.broadcast(tf.constant(f"of {rank}"), None, size - 1)
         assert words.numpy() == f"of {size - 1}".encode()

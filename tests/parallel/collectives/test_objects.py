@@ -27,7 +27,7 @@ class Unwritable:
 
 @on_ranks(3)
 def test_objects(ctx):
-    """Whatever the lengths, among all ranks and a group; all ranks hear what went wrong."""
+    """For any lengths, among all ranks and a group; all ranks hear what went wrong."""
     tfdist.init()
     rank = ctx.rank
     large = np.arange(100_000 * rank)
@@ -50,9 +50,13 @@ def test_objects(ctx):
     assert isinstance(raised.value.__cause__, OverflowError) == (rank == 1)
     with pytest.raises(ValueError, match=problem):
         tfdist.all_gather_object(bad, label="it")
-    with pytest.raises(ValueError, match="rank 0 expects that of rank 0, rank 1 expects .* rank 1"):
+    with pytest.raises(
+        ValueError, match="rank 0 expects the object of rank 0, rank 1 expects .* rank 1"
+    ):
         tfdist.broadcast_object(rank, rank)
-    with pytest.raises(ValueError, match="rank 0 expects that of rank 2, rank 1 gathers an object"):
+    with pytest.raises(
+        ValueError, match="rank 0 expects the object of rank 2, rank 1 gathers an object"
+    ):
         tfdist.broadcast_object(1, 2) if rank != 1 else tfdist.all_gather_object(1, label="x")
     if rank == 2:
         assert isinstance(tfdist.broadcast_object(Unreadable(), 2), Unreadable)

@@ -1,7 +1,7 @@
 """Many collectives of random kinds, dtypes, sizes and groups, all at once and in any order.
 
 A graph without control dependencies starts its ops as they become ready, and every rank delays each
-by a random number of steps of its own. Whatever the order, every result is exact.
+by a random number of steps of its own. In any order every result is exact.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def value(i: int, rank: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 class Random:
-    """What one collective does, the same on every rank that draws it.
+    """One random collective, the same on every rank that draws it.
 
     Args:
       i: its number.
@@ -54,7 +54,7 @@ class Random:
         return MOST_ROWS if draw.random() < 0.01 else draw.choice(ROWS)
 
     def inputs(self, position: int) -> list[np.ndarray]:
-        """What the member at `position` of the group passes."""
+        """The inputs of the member at `position` of the group."""
         ragged = position if self.kind in ("all_gather", "gather") else 0
         if self.kind == "scatter" and position != self.root:
             ragged = 1

@@ -1,4 +1,4 @@
-"""Gradients that are rows: what they add up to, and what travels for them."""
+"""Gradients that are rows: their sums, and their bytes on the network."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_rows_of_equal_ids_are_added(ctx):
 
     for dtype in DTYPES:
         for id_dtype in ("int32", "int64"):
-            for table_rows in (100, None):  # rows are fewer, or nobody knows
+            for table_rows in (100, None):  # rows are fewer, or unknown
                 mine = slices(ctx.rank, ids_of(ctx.rank), 3, table_rows, dtype, id_dtype)
                 (reduced,) = ops.fused_all_reduce([mine], comm)
                 assert reduced.values.dtype == dtype and reduced.indices.dtype == id_dtype
@@ -92,12 +92,12 @@ def test_what_travels_is_the_least(ctx):
     assert sent == (ctx.size - 1) * (counts + 3 * (16 * 4 + 8))
 
     def many_of(rank):
-        return [i % 9 for i in range(rank, rank + 400)]  # row 9 is nobody's
+        return [i % 9 for i in range(rank, rank + 400)]  # row 9 is no rank's
 
     for dtype in DTYPES:
         results = {}
         for table_rows in (10, None):
-            # The sums stay small: what is added is exact in every dtype.
+            # The sums stay small: they are exact in every dtype.
             ones = tf.ones([400, 4], dtype)
             shape = None if table_rows is None else tf.constant([table_rows, 4])
             mine = tf.IndexedSlices(ones, tf.constant(many_of(ctx.rank), tf.int64), shape)

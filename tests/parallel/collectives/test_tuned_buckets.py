@@ -82,7 +82,7 @@ def test_the_sums_have_the_same_bits_at_every_size(ctx):
     assert len(digests) == 1
     for ours, expected in zip(reduced, exact, strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-3, atol=1e-5)
-    # The sizes differ in fact, and rank 0 says what is chosen in the graph and eagerly.
+    # The sizes differ in fact, and rank 0 logs the choice in the graph and eagerly.
     assert len(collectives) >= len(SIZES)
     if ctx.rank == 0:
         assert log.arrived.wait(20)

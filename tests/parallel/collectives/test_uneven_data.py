@@ -1,4 +1,4 @@
-"""Ranks with different numbers of batches: who has no more joins, and the others go on."""
+"""Ranks with different numbers of batches: a rank without more joins, and the others continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tfdist.data.distribute` in jobs of `tfdist run --data-workers N`: who reads what, how often."""
+"""`tfdist.data.distribute` in jobs of `tfdist run --data-workers N`: each worker's records."""
 
 from __future__ import annotations
 

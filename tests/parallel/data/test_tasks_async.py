@@ -38,7 +38,7 @@ def test_two_workers_share_each_epoch():
     with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
         begin(ranks)
         for rank in (0, 1):
-            ranks.send(rank, "go on")
+            ranks.send(rank, "continue")
         outcomes = end(ranks, 2)
     results = [outcome.result for outcome in outcomes[:2]]
     assert results[0]["counts"] == [3] * RECORDS
@@ -52,11 +52,11 @@ def test_a_fast_worker_takes_more():
     options = {"epochs": 1, "pauses": [(1,), (1,)], "lease": 8.0}
     with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
         begin(ranks)
-        ranks.send(0, "go on")
+        ranks.send(0, "continue")
         wait_for_tasks(
             ranks, 2, lambda tasks: has_all_but_others(tasks, epoch=0), "only rank 1 has tasks"
         )
-        ranks.send(1, "go on")
+        ranks.send(1, "continue")
         outcomes = end(ranks, 2)
     assert counts_of(outcomes, 1) == [1] * RECORDS
     assert outcomes[0].result["batches"] >= (RECORDS - 2 * TASK) // BATCH
@@ -70,13 +70,13 @@ def test_a_killed_worker_comes_back_to_what_is_left(explicit):
         ranks.wait_for(1, "paused", 6, timeout=60)
         ranks.wait_for(0, "paused", 12, timeout=60)
         ranks[1].kill()
-        ranks.send(0, "go on")
-        # It trains what the other one had, too, and goes on with the next epoch.
+        ranks.send(0, "continue")
+        # It also trains the other one's records, and continues with the next epoch.
         ranks.wait_for(0, "paused", 30, timeout=60)
         ranks.restart(1)
         ranks.wait_for(1, "paused", 6, timeout=60)
         for rank in (0, 1):
-            ranks.send(rank, "go on")
+            ranks.send(rank, "continue")
         outcomes = end(ranks, 2)
     assert counts_of(outcomes) == [4] * RECORDS
     # The new process does not begin with the first epoch.
@@ -89,10 +89,10 @@ def test_a_worker_that_stalls_loses_its_tasks():
     with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
         begin(ranks)
         ranks[1].stop()
-        ranks.send(0, "go on")
+        ranks.send(0, "continue")
         ranks.wait_for(0, "trained", timeout=60)
         ranks[1].resume()
-        ranks.send(1, "go on")
+        ranks.send(1, "continue")
         outcomes = end(ranks, 2)
     assert counts_of(outcomes, 1) == [2] * RECORDS
     assert "belong to others by now did not count" in outcomes[1].output
@@ -104,11 +104,11 @@ def test_a_step_that_is_longer_than_the_lease_loses_nothing():
     options = {"epochs": 2, "pauses": [(1,), (1,)], "lease": 3.0, "slowness": 0.1}
     with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
         begin(ranks)
-        ranks.send(0, "go on")
+        ranks.send(0, "continue")
         wait_for_tasks(
             ranks, 2, lambda tasks: has_all_but_others(tasks, epoch=1), "only rank 1 has tasks"
         )
-        ranks.send(1, "go on")
+        ranks.send(1, "continue")
         outcomes = end(ranks, 2)
     assert counts_of(outcomes, 1) == [2] * RECORDS
     # It has renewed its leases during the step.
@@ -143,18 +143,18 @@ def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, with
             ranks.wait_for(worker, "paused", 5, timeout=60)
         checkpoint(ranks, 0, 1)
         for worker in (0, 1):
-            ranks.send(worker, "go on")
+            ranks.send(worker, "continue")
         for worker in (0, 1):
             ranks.wait_for(worker, "paused", 9, timeout=60)
         ranks[2].kill()
         ranks.restart(2)
         for worker in (0, 1):
-            ranks.send(worker, "go on")
+            ranks.send(worker, "continue")
         outcomes = end(ranks, 2)
-    # The log has what was trained after the snapshot.
+    # The log has the records trained after the snapshot.
     assert counts_of(outcomes) == [2] * RECORDS
     assert not with_rows or outcomes[0].result["rows"] == [2] * RECORDS
-    assert "goes on in epoch 1 from a checkpoint" in outcomes[2].output
+    assert "continues in epoch 1 from a checkpoint" in outcomes[2].output
 
 
 def test_ssp_and_sync_end_their_epochs(tmp_path):

@@ -71,7 +71,7 @@ def test_parameter_servers(ctx):
 
 @on_ranks(2)
 def test_all_reduce_goes_on_from_its_checkpoint(ctx):
-    """It trains to a step, and another process of the job goes on with the rest."""
+    """It trains to a step, and another process of the job continues with the rest."""
     strategy = tfdist.MultiWorkerMirroredStrategy()
     folder = ctx.tmp_path / "model"
     job = job_of(strategy, folder, 3)
@@ -82,7 +82,7 @@ def test_all_reduce_goes_on_from_its_checkpoint(ctx):
         assert (folder / "model.ckpt-6.tasks.json").is_file()
         state = json.loads((folder / "model.ckpt-6.tasks.json").read_text())
         records = state["queues"]["train"]["queue"]["records"]
-        # What the other worker has trained since its last report may be missing.
+        # Records that the other worker has trained since its last report may be missing.
         assert 6 * BATCH <= records <= 12 * BATCH
         assert sum(counters(job)) > 0
     ctx.barrier("read")

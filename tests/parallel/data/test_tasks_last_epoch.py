@@ -38,7 +38,7 @@ def test_another_worker_trains_what_comes_back_at_the_end():
         ranks.send(1, "begin")
         begin(ranks)
         wait_for_tasks(ranks, 2, lambda queue: not queue["todo"], "all tasks are read")
-        ranks.send(0, "go on")
+        ranks.send(0, "continue")
         wait_for_tasks(
             ranks,
             2,
@@ -50,7 +50,7 @@ def test_another_worker_trains_what_comes_back_at_the_end():
             ranks, 2, lambda queue: OTHER not in owners(queue), "rank 1 has lost its tasks"
         )
         ranks[1].resume()
-        ranks.send(1, "go on")
+        ranks.send(1, "continue")
         outcomes = end(ranks, 2)
     assert outcomes[1].result["counts"] == [1] * RECORDS
     assert [outcome.ok for outcome in outcomes] == [True] * 3, outcomes
@@ -65,7 +65,7 @@ def test_a_worker_trains_again_what_was_refused_at_the_end():
         ranks[0].stop()
         wait_for_tasks(ranks, 1, lambda queue: not queue["pending"], "its leases have expired")
         ranks[0].resume()
-        ranks.send(0, "go on")
+        ranks.send(0, "continue")
         outcomes = end(ranks, 1)
     assert outcomes[0].result["counts"] == [1] * RECORDS
     assert outcomes[1].ok, outcomes[1].describe()
@@ -73,7 +73,7 @@ def test_a_worker_trains_again_what_was_refused_at_the_end():
 
 
 def test_a_server_that_is_started_again_while_a_batch_waits(tmp_path):
-    """It belongs to nobody then: it is refused, and the next pass trains its records once."""
+    """It belongs to no worker then: it is refused, and the next pass trains its records once."""
     last_but_one = RECORDS // BATCH - 1
     options = {**OPTIONS, "pauses": [(last_but_one,)]}
     options["checkpoint_dir"] = str(tmp_path / "snapshots")
@@ -83,7 +83,7 @@ def test_a_server_that_is_started_again_while_a_batch_waits(tmp_path):
         ranks[1].kill()
         ranks.restart(1)
         wait_for_tasks(ranks, 1, lambda queue: queue["pending"], "another pass has begun")
-        ranks.send(0, "go on")
+        ranks.send(0, "continue")
         outcomes = end(ranks, 1)
     assert outcomes[0].result["counts"] == [1] * RECORDS
     assert "did not count" in outcomes[0].output
@@ -100,11 +100,11 @@ def wait_in_vain(ctx):
 
     def pause(batch, logs):
         ctx.report("paused")
-        ctx.wait_for("go on", timeout=60)
+        ctx.wait_for("continue", timeout=60)
 
     held = keras.callbacks.LambdaCallback(on_train_batch_end=pause) if ctx.rank else None
     if not ctx.rank:
-        ctx.wait_for("go on", timeout=60)
+        ctx.wait_for("continue", timeout=60)
     try:
         model.fit(ledger.batches(data, BATCH), verbose=0, callbacks=[held] if held else [])
     except Exception as error:
@@ -116,7 +116,7 @@ def test_a_worker_that_makes_no_progress_ends_the_others_with_its_name():
     env = {"TFDIST_RENDEZVOUS_TIMEOUT": "3"}
     with start_ranks(wait_in_vain, 3, roles=roles(2), env=env) as ranks:
         ranks.wait_for(1, "paused", timeout=60)
-        ranks.send(0, "go on")
+        ranks.send(0, "continue")
         (outcome,) = ranks.join(timeout=60, only=[0])
     message = outcome.result
     for part in ("queue 'train': ", " records of task 0 (records ", f"{OTHER} at ", "for 3 s"):
@@ -137,7 +137,7 @@ def lose_records(ctx):
             model.train_on_batch(*batch)
         if i == 0:
             ctx.report("paused")
-            ctx.wait_for("go on", timeout=60)
+            ctx.wait_for("continue", timeout=60)
     process.current.disconnect()
 
 
@@ -146,7 +146,7 @@ def test_a_job_that_loses_records_fails():
     env = {"TFDIST_RENDEZVOUS_TIMEOUT": "4"}
     with start_ranks(lose_records, 3, roles=roles(2), env=env) as ranks:
         begin(ranks)
-        ranks.send(0, "go on")
+        ranks.send(0, "continue")
         ranks.join(timeout=60, only=[0])
         ranks[1].kill()
         (outcome,) = ranks.join(timeout=60, only=[2])

@@ -74,7 +74,7 @@ def test_a_killed_job_goes_on_from_its_backup(tmp_path):
                 ranks.restart(rank)
         for rank in (0, 1):
             ranks.wait_for(rank, "paused", 11, timeout=60)
-            ranks.send(rank, "go on")
+            ranks.send(rank, "continue")
         outcomes = ranks.join(timeout=60)
     for outcome in outcomes:
         assert outcome.ok, outcome.describe()
@@ -89,9 +89,9 @@ def open_other_data(ctx):
     if ctx.rank == 0:
         next(iter(tfdist.data.tracked(data)))
         ctx.report("open")
-        ctx.wait_for("go on")
+        ctx.wait_for("continue")
         return None
-    ctx.wait_for("go on")
+    ctx.wait_for("continue")
     try:
         next(iter(tfdist.data.tracked(data)))
     except Exception as error:
@@ -103,9 +103,9 @@ def open_other_data(ctx):
 def test_workers_with_other_data():
     with start_ranks(open_other_data, 2) as ranks:
         ranks.wait_for(0, "open", timeout=60)
-        ranks.send(1, "go on")
+        ranks.send(1, "continue")
         ranks.wait_for(1, "refused", timeout=60)
-        ranks.send(0, "go on")
+        ranks.send(0, "continue")
         outcomes = ranks.join(timeout=60)
     message = outcomes[1].result
     for part in ("worker 1 at", "worker 0 at", "records: 51, 50", "two names"):

@@ -188,7 +188,7 @@ def train(
                 if ctx.rank == victim and state.step == stop_at and not marker.exists():
                     marker.touch()
                     ctx.report("middle")
-                    ctx.wait_for("go on")
+                    ctx.wait_for("continue")
                 loop.half(1, features, targets)
                 state.step += 1
                 if state.step % every == 0:
@@ -207,7 +207,7 @@ def train(
 
 
 def check(results: list[dict[str, Any]]) -> None:
-    """Asserts that ranks have ended as one process does, all alike."""
+    """Asserts that ranks have ended as one process does, all equally."""
     for result in results:
         assert result["steps"] == results[0]["steps"]
         for own, first, expected in zip(

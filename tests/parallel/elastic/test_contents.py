@@ -1,4 +1,4 @@
-"""Members of an elastic job compare their variables, and end those that differ from most."""
+"""Members of an elastic job compare their variables, and end members that differ from most."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def differ(ctx, ranks, since):
         (3, [1], 0, [1]),
         (3, [0], 2, [0]),
         (2, [1], None, [1]),
-        (2, [1], 0, [0]),  # the one that is longer here is right
+        (2, [1], 0, [0]),  # the longer one is right here
         (4, [0, 1], 0, [2, 3]),
     ],
 )

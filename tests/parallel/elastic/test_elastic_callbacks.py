@@ -133,7 +133,7 @@ def alone(library, case):
 
 
 def lose_one(library, case, batch, tmp_path):
-    """Returns the results of the worker that stays, and of the one that has joined it."""
+    """Returns the results of the worker that stays, and of the worker that has joined it."""
     env = {"TFDIST_ELASTIC": "1:2"}
     args = (library, case, batch)
     with start_ranks(train, 2, args=args, env=env, tmp_path=tmp_path) as ranks:

@@ -83,7 +83,7 @@ def test_founders_with_other_rows(ctx, library, data):
 
 @on_ranks(2, env={"TFDIST_ELASTIC": "1:2"})
 def test_founders_with_other_models(ctx):
-    """The text is the one that docs/guides/elastic.md explains."""
+    """docs/guides/elastic.md explains this text."""
     if ctx.rank == 0:
         assert len(_fit_rows("keras", "arrays", 83, columns=3).history["loss"]) == 1
         return

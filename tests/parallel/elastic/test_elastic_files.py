@@ -69,7 +69,7 @@ FAULTS = []  # of this process
 
 
 class Own(Callback):
-    """Writes a file for each call, with what it has counted; each file may be written twice."""
+    """Writes a file for each call, with its counts; each file may be written twice."""
 
     def __init__(self, folder):
         super().__init__()
@@ -104,7 +104,7 @@ class Own(Callback):
 
 
 def own(keras, folder):
-    """A callback of one's own, and one that changes what it saves."""
+    """A user's own callback, and a callback that changes its saved values."""
     rate = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     return [tfdist.callbacks.OnRankZero(lambda: Own(folder)), rate]
 

@@ -122,7 +122,7 @@ def expected(job: Job, members) -> tuple[np.ndarray, dict[int, tuple[float, floa
     Args:
       job: the `fit`.
       members: takes the epoch and the first batch of a round; returns the number of workers that
-        begin the round, and the ranks of those that end it.
+        begin the round, and the ranks of the workers that end it.
     """
     x, y = rows()
     anchor, velocity, logs = initial(), np.zeros((COLUMNS, 1)), {}
@@ -172,7 +172,7 @@ def test_a_killed_worker_costs_its_round():
         outcomes = ranks.join(timeout=60)
     for outcome in outcomes[:2]:
         assert "min_contributors=2 takes the place of the job's minimum of 1" in outcome.output
-        assert f"worker {outcome.rank}: goes on as rank {outcome.rank} of 2" in outcome.output
+        assert f"worker {outcome.rank}: continues as rank {outcome.rank} of 2" in outcome.output
     results = results_of(*outcomes[:2])
 
     def members(epoch, begin):
@@ -185,7 +185,7 @@ def test_a_killed_worker_costs_its_round():
 
 
 def test_a_worker_that_was_started_again_joins_between_rounds():
-    """Rank 0 is killed, and comes back; BMUF's momentum is that of the others."""
+    """Rank 0 is killed, and comes back; BMUF's momentum equals the others'."""
     job = Job(4, 10_000, "BMUF", faults=(Fault(0, 1, 2),), until=3)
     with start_ranks(train, 3, args=(job,), env={"TFDIST_ELASTIC": "2:3"}) as ranks:
         ranks.wait_until(lambda: not ranks[0].alive, 60, "rank 0 is killed")

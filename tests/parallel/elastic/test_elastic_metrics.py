@@ -1,4 +1,4 @@
-"""Metrics of an elastic job: a step that fails is not counted, and counters go on over losses."""
+"""Metrics of an elastic job: failed steps are not counted, and counters continue over losses."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def train_and_lose_one(ctx):
     model.fit(x, x[:, :1], batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=callbacks)
     found = metrics()
     assert found["tfdist_world_size",] == 2 and found["tfdist_generation",] >= 2
-    # The counters are those of all generations, and the lost one's are kept.
+    # The counters cover all generations, and the lost one's are kept.
     others = {key[1] for key in found if key[0] == "tfdist_wait_seconds"}
     assert others == {f"worker {rank}" for rank in range(3) if rank != ctx.rank}
     assert watch.seen == sorted(watch.seen)

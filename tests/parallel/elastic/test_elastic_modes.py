@@ -1,4 +1,4 @@
-"""Each way to train goes on after a loss, with the weights of one process.
+"""Each way to train continues after a loss, with the weights of one process.
 
 One job of four workers makes one `fit` after the other, and loses a worker in each.
 """

@@ -1,4 +1,4 @@
-"""A network that parts: one of three hosts is cut off, the others go on, and it joins again."""
+"""A network that parts: one of three hosts is cut off, the others continue, and it joins again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new elastic job goes on from `BackupAndRestore`, after all workers were killed."""
+"""A new elastic job continues from `BackupAndRestore`, after all workers were killed."""
 
 from __future__ import annotations
 

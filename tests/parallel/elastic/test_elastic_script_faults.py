@@ -75,7 +75,7 @@ def _Waits(keras, ctx):  # noqa: N802 - a class that needs Keras
             if ctx.rank < 2 and not self.waited:
                 self.waited = True
                 ctx.report("in the last call")
-                size = ctx.wait_for("go on", 90.0)
+                size = ctx.wait_for("continue", 90.0)
                 job, deadline = elastic_job(), time.monotonic() + 60
                 while size and job.is_leader and not job._membership.newcomers_wait():
                     assert time.monotonic() < deadline
@@ -105,7 +105,7 @@ def test_another_member_answers_if_one_is_killed_while_it_is_read():
         victim = ranks.wait_for(2, "reads", timeout=60.0)
         ranks[victim].kill()
         ranks.send(2, "read on")
-        ranks.send(1 - victim, "go on", 3)
+        ranks.send(1 - victim, "continue", 3)
         outcomes = ranks.join(100.0, only=[1 - victim, 2])
     _check_equal(outcomes)
 
@@ -131,7 +131,7 @@ def test_two_newcomers_read_at_once():
     with start_ranks(_script, 4, env=ENV) as ranks:
         _started(ranks, 2, 3)
         for rank in range(2):
-            ranks.send(rank, "go on", 4)
+            ranks.send(rank, "continue", 4)
         outcomes = ranks.join(100.0)
     _check_equal(outcomes)
 
@@ -156,12 +156,12 @@ def test_a_newcomer_with_another_script_ends_and_the_members_go_on(own, told):
         assert re.search(told, outcome.describe()), outcome.describe()
         assert "do all run the same program?" in outcome.describe()
         for rank in range(2):
-            ranks.send(rank, "go on", 0)
+            ranks.send(rank, "continue", 0)
         outcomes = ranks.join(60.0, only=[0, 1])
     _check_equal(outcomes)
     with start_ranks(_script, 2, env={"TFDIST_ELASTIC": "1:4:2"}) as ranks:
         _started(ranks)
         for rank in range(2):
-            ranks.send(rank, "go on", 0)
+            ranks.send(rank, "continue", 0)
         alone = ranks.join(60.0)
     _check_equal([*alone, *outcomes])

@@ -28,7 +28,7 @@ ROWS, EPOCHS = 80, 3
 
 
 def _places(keras, ctx, name):
-    """A callback: the first worker waits at a place until the test says "go on"."""
+    """A callback: the first worker waits at a place until the test says "continue"."""
 
     class Places(keras.callbacks.Callback):
         seen: list = []
@@ -42,7 +42,7 @@ def _places(keras, ctx, name):
             self.batches += 1
             if ctx is not None and (name, self.batches) in PLACES:
                 ctx.report("at", (name, self.batches))
-                how = ctx.wait_for(f"go on {name}", 60.0)
+                how = ctx.wait_for(f"continue {name}", 60.0)
                 if how == WITH_NEWCOMER:
                     _await_newcomer()
                 elif how == NOBODY:
@@ -64,7 +64,7 @@ PLACES += [("turn", 2), ("turn", 4), ("last", 2), ("last", 4)]
 
 
 WITH_NEWCOMER = "when a newcomer waits"
-NOBODY = "when a newcomer waits, and take nobody in until the end of this call"
+NOBODY = "when a newcomer waits, and take no newcomer in until the end of this call"
 
 
 def _await_newcomer():
@@ -162,12 +162,12 @@ def test_a_worker_that_was_started_in_the_second_stage_has_the_first_one(library
         ranks[victim].kill()
         survivor = 1 - victim
         for _ in range(2):
-            ranks.send(survivor, "go on first")
+            ranks.send(survivor, "continue first")
         ranks.wait_for(survivor, "at", ("second", 2))
         ranks.restart(victim)
         ranks.wait_for(victim, "over", "first")
-        ranks.send(victim, "go on second")
-        ranks.send(survivor, "go on second", WITH_NEWCOMER)
+        ranks.send(victim, "continue second")
+        ranks.send(survivor, "continue second", WITH_NEWCOMER)
         outcomes = ranks.join(90.0)
     assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
     results = [outcome.result for outcome in outcomes]
@@ -181,15 +181,15 @@ def test_a_fit_that_ends_while_a_newcomer_waits_for_it(library):
         for rank in range(2):
             ranks.wait_for(rank, "at", ("first", 2))
         ranks[1].kill()
-        ranks.send(0, "go on first")
+        ranks.send(0, "continue first")
         ranks.wait_for(0, "at", ("first", 8))
         ranks.restart(1)
-        # It waits at the other one, which takes nobody in.
-        ranks.send(0, "go on first", NOBODY)
+        # It waits at the other one, which takes no newcomer in.
+        ranks.send(0, "continue first", NOBODY)
         ranks.wait_for(1, "over", "first", timeout=60.0)
         ranks.wait_for(0, "at", ("second", 2))
-        ranks.send(1, "go on second")
-        ranks.send(0, "go on second", WITH_NEWCOMER)
+        ranks.send(1, "continue second")
+        ranks.send(0, "continue second", WITH_NEWCOMER)
         outcomes = ranks.join(90.0)
     assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
     _check(outcomes[1].result, outcomes[0].result, 0.0)
@@ -235,11 +235,11 @@ def test_two_models_in_turns_whose_workers_are_both_replaced():
             for rank in range(2):
                 ranks.wait_for(rank, "at", (place, 2), timeout=60.0)
             ranks[victim].kill()
-            ranks.send(survivor, f"go on {place}")
+            ranks.send(survivor, f"continue {place}")
             ranks.wait_for(survivor, "at", (place, 4))
             ranks.restart(victim)
             # It makes the rest of this fit.
-            ranks.send(survivor, f"go on {place}", WITH_NEWCOMER)
+            ranks.send(survivor, f"continue {place}", WITH_NEWCOMER)
         outcomes = ranks.join(90.0)
     assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
     first, second = (outcome.result for outcome in outcomes)
@@ -248,7 +248,7 @@ def test_two_models_in_turns_whose_workers_are_both_replaced():
 
 
 def _failing(ctx):
-    """The second of three calls fails in all workers, and the program goes on."""
+    """The second of three calls fails in all workers, and the program continues."""
     import keras
 
     keras.utils.set_random_seed(3)
@@ -268,8 +268,8 @@ def _failing(ctx):
 def test_a_call_that_has_failed_fails_in_a_newcomer_too():
     with start_ranks(_failing, 2, env={"TFDIST_ELASTIC": "1:2:1"}) as ranks:
         ranks.wait_for(0, "at", ("second", 2))
-        ranks.send(1, "go on second")
-        ranks.send(0, "go on second", WITH_NEWCOMER)
+        ranks.send(1, "continue second")
+        ranks.send(0, "continue second", WITH_NEWCOMER)
         outcomes = ranks.join(60.0)
     assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
     (kind, _, weights), (name, text, others) = (outcome.result for outcome in outcomes)
@@ -298,7 +298,7 @@ def test_a_newcomer_cannot_train_batches_alone():
         ranks.wait_for(0, "at", ("first", 2))
         ranks.send(1, "go")
         outcomes = ranks.join(60.0, only=[1])
-        ranks.send(0, "go on first")
+        ranks.send(0, "continue first")
         outcomes += ranks.join(60.0, only=[0])
     assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
 
@@ -388,7 +388,7 @@ def test_a_worker_with_other_data_ends(start):
             ranks.wait_for(0, "at", ("first", 2))
         ranks.send(1, "begin")
         if start == 1:
-            ranks.send(0, "go on first", WITH_NEWCOMER)
+            ranks.send(0, "continue first", WITH_NEWCOMER)
         outcomes = ranks.join(60.0)
     assert all(outcome.ok for outcome in outcomes), describe_all(outcomes)
     assert len(outcomes[0].result["loss"]) == 3

@@ -72,7 +72,7 @@ def train(ctx, library, moment):
         # It meets the others after it has saved, or learns that it is no member any more.
         if stops and not stops[1:]:
             stops.append(True)
-            ctx.report("goes on")
+            ctx.report("continues")
 
     original = job.run
 
@@ -88,13 +88,13 @@ def train(ctx, library, moment):
         note(on_epoch_end=after_saving),
     ]
     if library == "keras":
-        # What tf_keras saves so is written by itself.
+        # tf_keras writes this file by itself.
         saves[2:2] = [keras.callbacks.ModelCheckpoint(str(ctx.tmp_path / "model.keras"))]
     return fit(library, strategy.scope(), *saves)
 
 
 def content(folder):
-    """The bytes of all files, by name, but for what Keras writes beside a backup."""
+    """The bytes of all files, by name, except Keras's file beside a backup."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -130,7 +130,7 @@ def test_its_files_do_not_take_the_place_of_its_successors(tmp_path, moment):
         assert successor != stopped
         saved = content(tmp_path)
         ranks[stopped].resume()
-        ranks.wait_for(stopped, "goes on", timeout=120)
+        ranks.wait_for(stopped, "continues", timeout=120)
         assert content(tmp_path) == saved
         assert not any(".incomplete-" in name for name in saved)
         ranks.send(successor, "go")

@@ -84,7 +84,7 @@ def test_a_stranger_does_all_it_can():
     # One was taken in, and nothing else has changed the members.
     assert sorted(result["sizes"] for result in results) in ([[2, 3], [2, 3], [3]], [[3]] * 3)
     assert len(answers) > 50
-    # All are at work since then; 50 MB are what TensorFlow itself may take meanwhile.
+    # All are at work since then; TensorFlow itself may take 50 MB meanwhile.
     grown = [
         max(after) - size for size, after in zip(before, zip(*sizes, strict=True), strict=True)
     ]

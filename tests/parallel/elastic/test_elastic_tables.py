@@ -1,6 +1,6 @@
 """Workers of an elastic `fit` with embedding tables on two parameter servers suffer faults.
 
-Rows and dense weights end as those of one plain process with a dense kernel in place of the table,
+Rows and dense weights end as in one plain process with a dense kernel in place of the table,
 and each server applies each step's gradients of rows once.
 """
 
@@ -49,7 +49,7 @@ def test_ledger(tmp_path):
     check_ledger(course, results)
 
 
-# Collectives that detect a stopped worker, and those that clip, are those without tables.
+# Collectives that detect a stopped worker, or that clip, are the same as without tables.
 @pytest.mark.long("True", covered_by="the other cases")
 @pytest.mark.parametrize("clips", [False, True])
 def test_parity(clips, tmp_path):
@@ -87,7 +87,7 @@ def test_stopped_workers_join_again(tmp_path):
 
 
 def test_a_server_is_killed_between_two_steps(tmp_path):
-    """It goes on from its snapshot and its log, in the generation of the workers."""
+    """It continues from its snapshot and its log, in the generation of the workers."""
     fit = Fit("ledger of tables", "arrays", "float32", saves=True, servers=2)
     with running(fit, tmp_path, WORKERS) as course:
         course.begin(Faults(epochs=1))
@@ -118,7 +118,7 @@ def test_servers_and_a_worker_are_killed_at_once(place, tmp_path):
 
 
 def refuse(ctx):
-    """What an elastic job refuses of tables, by name."""
+    """The options of tables that an elastic job refuses, by name."""
     if ctx.rank == 1:
         tfdist.MultiWorkerMirroredStrategy()  # serves
     strategy = tfdist.MultiWorkerMirroredStrategy()

@@ -1,4 +1,4 @@
-"""`fit` of tf_keras is elastic as that of Keras 3 is; see test_elastic_faults.py."""
+"""`fit` of tf_keras is elastic as in Keras 3; see test_elastic_faults.py."""
 
 from __future__ import annotations
 

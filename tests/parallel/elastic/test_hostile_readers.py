@@ -1,4 +1,4 @@
-"""Hostile readers of the records of a real member: strangers, liars, and those that never end."""
+"""Hostile readers of the records of a real member: strangers, liars, and readers that never end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SECRETS = pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret
 
 
 def _member(ctx):
-    """Rank 0 founds the job alone, and keeps records until the test says "end"."""
+    """Rank 0 forms the job alone, and keeps records until the test says "end"."""
     if ctx.rank:
         return None
     tfdist.MultiWorkerMirroredStrategy()
@@ -68,7 +68,7 @@ class _Job:
         self.fingerprint = callers.fingerprint(self.addresses)
 
     def ask(self, **fields):
-        """What a process of the job is told; `fields` may be of any kind."""
+        """The answer to a process of the job; `fields` may be of any kind."""
         right = {"fingerprint": self.fingerprint, "process": STRANGER}
         right |= {"call": 0, "part": "", "offset": 0}
         return call(self.address, messages.ELASTIC_RECORD, self.secret, **right | fields)

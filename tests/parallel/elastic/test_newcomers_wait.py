@@ -73,7 +73,7 @@ def train(ctx):
         return Unit(name, add_one, written=lambda: [state.value.handle], **options)
 
     def agree():
-        # Writes nothing: what rank 1 has done before is what rank 0 receives.
+        # Writes nothing: rank 0 receives rank 1's earlier values.
         ops.all_reduce(tf.ones([]), job.communicator, label="agreement")
 
     def torn():

@@ -64,7 +64,7 @@ def test_a_killed_rank_is_started_again_and_joins(kind, victim):
     newcomer = results.pop(victim)
     for survivor in results:
         assert survivor["sizes"] == [3, 2, 3] and survivor["resets"] == [2, 3]
-        # What the newcomer waited for has cost no step.
+        # The newcomer's wait has cost no step.
         assert survivor["begun"] == [*range(6), *range(5, survivor["steps"])]
     assert newcomer["sizes"] == [3] and newcomer["resets"] == [3]
     assert newcomer["begun"] == list(range(newcomer["steps"] - 12, newcomer["steps"]))
@@ -87,7 +87,7 @@ def test_a_planned_leave_repeats_nothing(victim):
     with start_ranks(train, 3, kwargs=options, env=ELASTIC) as ranks:
         ranks.wait_for(victim, "middle")
         ranks[victim].send_signal(signal.SIGTERM)
-        ranks.send(victim, "go on")
+        ranks.send(victim, "continue")
         outcomes = ranks.join(TIMEOUT)
     assert outcomes[victim].exception == "Preempted" and outcomes[victim].exit_code == 143
     results = results_of([outcome for outcome in outcomes if outcome.rank != victim])
@@ -102,7 +102,7 @@ def test_all_stop_if_too_few_would_be_left():
     with start_ranks(train, 2, kwargs=options, env={"TFDIST_ELASTIC": "2:4"}) as ranks:
         ranks.wait_for(1, "middle")
         ranks[1].send_signal(signal.SIGTERM)
-        ranks.send(1, "go on")
+        ranks.send(1, "continue")
         outcomes = ranks.join(TIMEOUT)
     assert [outcome.exception for outcome in outcomes] == ["Preempted"] * 2
     assert "the program saves nothing by itself" in outcomes[0].output
@@ -115,10 +115,10 @@ def test_a_rank_that_was_stopped_joins_again():
     with start_ranks(train, 3, kwargs=options, env=ELASTIC) as ranks:
         ranks.wait_for(1, "middle")
         ranks[1].stop()
-        # The others go on without it.
+        # The others continue without it.
         ranks.wait_for(0, "step", 7, timeout=90.0)
         ranks[1].resume()
-        ranks.send(1, "go on")
+        ranks.send(1, "continue")
         results = results_of(ranks.join(90.0))
     check(results)
     assert results[1]["sizes"] == [3, 3]

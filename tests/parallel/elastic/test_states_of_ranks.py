@@ -1,4 +1,4 @@
-"""What members of an elastic job give each other, and what ends them."""
+"""The states that members of an elastic job give each other, and the causes that end them."""
 
 from __future__ import annotations
 

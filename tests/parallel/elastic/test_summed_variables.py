@@ -1,6 +1,6 @@
 """Values that replicas have of their own and that are summed, set from outside of a step.
 
-What is read is what was set, for any number of workers, at the beginning and now.
+A variable has the value that was set, for any number of workers, at the beginning and now.
 """
 
 from __future__ import annotations

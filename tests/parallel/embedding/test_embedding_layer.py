@@ -47,7 +47,8 @@ def test_two_features_share_a_table(ctx):
         model = keras.Model([left, right], keras.layers.Add()(rows))
         model.compile(keras.optimizers.SGD(1.0, global_clipnorm=1.0), _sum)
     assert len(model.trainable_variables) == 1
-    # The gradient of row 4 is 2, and that of row 9 is 1, in both columns: its norm is sqrt(10).
+    # The gradient of row 4 is 2, and the gradient of row 9 is 1, in both columns: its norm is
+    # sqrt(10).
     x = [np.array([4, 4]), np.array([9, 4])]
     model.train_on_batch(x, np.zeros((2, 2)))
     got = tfdist.ops.embedding_lookup(table, tf.constant([4, 9]), training=False)
@@ -185,7 +186,7 @@ def test_mixed_precision(ctx):
 
 @on_ranks(1)
 def test_a_model_that_is_loaded_beside_the_saved_one(ctx):
-    """It has the rows in a table of its own: the model that was saved may go on training."""
+    """It has the rows in a table of its own: the model that was saved may continue training."""
     strategy = alone()
     with strategy.scope():
         layer = remote_embedding(embedding.Adagrad(epsilon=0.01), max_rows=1000, name="users")
@@ -298,7 +299,7 @@ def test_a_shared_table_says_what_it_is_like(ctx):
 
 @on_ranks(1)
 def test_gradients_applied_outside_of_run(ctx):
-    """They make a step of their own, as those of dense variables do."""
+    """They make a step of their own, as gradients of dense variables do."""
     strategy = alone()
     with strategy.scope():
         table = tfdist.EmbeddingTable("t", 2, optimizer="sgd", initializer="zeros")

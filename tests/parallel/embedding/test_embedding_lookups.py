@@ -156,7 +156,7 @@ def test_sparse_ids_of_three_dimensions(ctx):
             table,
             dense,
             lambda c=combiner: ops.embedding_lookup(table, ids, weights, c),
-            # The last example has an id, for TensorFlow drops those behind the last that has.
+            # The last example has an id, for TensorFlow drops examples behind the last that has.
             lambda c=combiner: tf.reshape(
                 tf.nn.embedding_lookup_sparse(dense, *flat, combiner=c), [3, 3, WIDTH]
             ),

@@ -67,7 +67,7 @@ def test_of_rows(ctx, name):
     strategy = tfdist.ParameterServerStrategy()
     options = {}
     if name in ("momentum", "rmsprop"):
-        # A row without a gradient keeps still, where a dense variable's slots go on: one batch.
+        # A row without a gradient keeps still, where a dense variable's slots continue: one batch.
         options = {"rows": 16}
     if name in ("ftrl", "group_ftrl"):
         # Ftrl's first step drops a variable's initial value, with a gradient or without.

@@ -1,7 +1,7 @@
 """Builds a Dockerfile without Docker: its steps run in bare chroots that mmdebstrap makes.
 
 Each `FROM python:3.11-slim` is a minimal Debian 12 with its own Python 3.11 and pip, under the name
-`python`. The steps are those of the file, word for word.
+`python`. The steps are the file's, word for word.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def context(folder: Path) -> list[Path]:
     """Returns the files below a folder that its .dockerignore lets through."""
     rules = (folder / ".dockerignore").read_text().splitlines()
     rules = [rule for rule in rules if rule and not rule.startswith("#")]
-    assert rules[0] == "*", "expected the list of what is copied"
+    assert rules[0] == "*", "expected the list of copied files"
     kept = [rule[1:] for rule in rules if rule.startswith("!")]
     dropped = [rule for rule in rules[1:] if not rule.startswith("!")]
 

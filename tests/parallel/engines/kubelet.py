@@ -1,4 +1,4 @@
-"""What a kubelet and the controller of indexed Jobs do for pods, played with processes.
+"""The kubelet and the controller of indexed Jobs, played with processes.
 
     pod train-worker-0-0       pod train-worker-0-1
     10.77.0.1, own hostname    10.77.0.2, own hostname
@@ -6,8 +6,8 @@
            +-------- switch ----------+        and a hosts file with the names of the pods that run
 
 A pod is a process in namespaces of its own, with the command and the environment of the rendered
-manifest and nothing else of this process's. One that is started again has another address, as on
-Kubernetes, and a pod that does not run has no name. Files and users are those of this machine.
+manifest and nothing else of this process's. A restarted pod has another address, as on Kubernetes,
+and a pod that does not run has no name. Files and users are this machine's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Pod:
         self.name, self.host_line, self.process, self.log = name, host_line, process, log
 
     def text(self) -> str:
-        """What the pod has printed."""
+        """The pod's output."""
         return self.log.read_text(errors="replace")
 
 
@@ -55,7 +55,7 @@ class Kubelet:
     """Starts pods; `close` kills them.
 
     Args:
-      starts: how many pods are started at most, those that are started again included.
+      starts: how many pods are started at most, including restarts.
       folder: for their logs.
     """
 

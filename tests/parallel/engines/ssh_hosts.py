@@ -85,7 +85,7 @@ class SshHosts:
         return launched
 
     def processes(self, index):
-        """The ids of a host's processes, but for its ssh server's."""
+        """The ids of a host's processes, except its ssh server's."""
         shown = subprocess.run(
             ["ip", "netns", "pids", self.network.hosts[index]], capture_output=True, check=True
         )

@@ -11,7 +11,7 @@ import pytest
 from parallel.engines import dockerfile
 
 ROOT = Path(__file__).parents[3]
-# What pip needs beside its variables: its configuration, and indexes that are folders.
+# Sources that pip needs beside its variables: its configuration, and indexes that are folders.
 _FOLDERS = ("global.extra-index-url", "global.index-url", "global.find-links", ":env:.find-links")
 
 

@@ -78,7 +78,7 @@ OPTIMIZERS = {
 
 # Optimizers that the workers run, with part of the log line that gives the reason.
 REFUSED = {
-    "v1_momentum": "MomentumOptimizer is none of those that they know",
+    "v1_momentum": "MomentumOptimizer is not one they know",
     "v1_ftrl_rows": "they would change rows of 'table:0' that have no gradient",
     "momentum_rows": "they would change rows of 'table:0' that have no gradient",
     "adagrad_epsilon": "its epsilon is large",

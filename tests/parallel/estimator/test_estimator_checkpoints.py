@@ -1,4 +1,4 @@
-"""What an Estimator's workers begin with, and what the chief saves."""
+"""The values that an Estimator's workers begin with, and that the chief saves."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def begin_with_another_checkpoint(ctx, kind):
             assert checkpoints(directories[0]) == [6, 9]
             make(source, directories[1], None).train(input_fn(), max_steps=9)
             same(*map(saved, directories), EXACT)
-        # What is restored, or on the servers, stays; old checkpoints are still counted.
+        # Restored values, and values on the servers, stay; old checkpoints are still counted.
         make(source, directories[0], strategy).train(input_fn(), max_steps=12, hooks=seen[1:])
         assert difference(seen[1].first, seen[0].last) == 0
         assert ctx.rank > 0 or checkpoints(directories[0]) == [9, 12]

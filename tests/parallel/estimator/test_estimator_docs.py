@@ -26,7 +26,7 @@ def test_estimator_and_then_keras(tmp_path, monkeypatch):
     tfdist_run(script, tasks="--workers 2 --evaluator")
     assert (tmp_path / "model/model.ckpt-300.index").is_file()
     assert list((tmp_path / "model/eval").glob("events.*"))
-    # What the Estimator has learnt is where Keras begins.
+    # Keras begins with the Estimator's weights.
     script.write_text(PROGRAMS[-1])
     lines = tfdist_run(script)
     losses = [float(loss) for line in lines for loss in re.findall(r"- loss: ([\d.e-]+)", line)]

@@ -51,7 +51,7 @@ def test_all_workers_evaluate_with_all_reduce(ctx, model):
     together = estimators.make(ctx.tmp_path / "model", strategy, eval_distribute=strategy, **model)
     together.train(input_fn(), max_steps=10)
     if ctx.rank == 0:
-        time.sleep(0.5)  # what it has saved last is for all, though others come sooner
+        time.sleep(0.5)  # its last save is for all, though others come sooner
     even = together.evaluate(rows_fn(24 * 5))
     # One worker has a batch more than the other.
     uneven = together.evaluate(rows_fn(24 * 4 + 1))
@@ -69,7 +69,7 @@ def test_all_workers_evaluate_with_all_reduce(ctx, model):
 
 
 def on_servers(strategy, directory):
-    """What the servers hold of a model that this process has trained, by name."""
+    """The servers' values of a model that this process has trained, by name."""
     with tf.Graph().as_default(), strategy.scope():
         variables = {
             name: v1.get_variable(name, initializer=tf.zeros_like(value), trainable=False)

@@ -25,7 +25,7 @@ def with_model_dir(command: list[str], folder: Path) -> list[str]:
 
 
 def printed_by(task: str, lines: list[str]) -> list[str]:
-    """What a task printed; no other task printed anything but the chief."""
+    """The lines of a task; no other task printed anything but the chief."""
     assert all(line.startswith((f"[{task}] ", "[chief] ")) for line in lines), lines
     return [line.removeprefix(f"[{task}] ") for line in lines if line.startswith(f"[{task}] ")]
 
@@ -37,7 +37,7 @@ def results(lines: list[str]) -> list[dict[str, float]]:
 
 
 def said_without_tfdist(exported: Path) -> str:
-    """What a SavedModel says of three images in a process of plain TensorFlow."""
+    """The outputs of a SavedModel for three images in a process of plain TensorFlow."""
     program = (
         "import tensorflow as tf\n"
         f"serve = tf.saved_model.load({str(exported)!r}).signatures['serving_default']\n"
@@ -83,7 +83,7 @@ def test_mnist_alone_goes_on_from_its_checkpoint(tmp_path):
 
 
 def assert_learnt(evaluations: list[dict[str, float]]) -> None:
-    # Who always says no is right on 0.764.
+    # The constant answer "no" is right on 0.764.
     assert evaluations[-1]["accuracy"] > 0.8 and evaluations[-1]["auc"] > 0.85
 
 

@@ -1,4 +1,4 @@
-"""What an Estimator's workers do when a task dies, is absent, or cannot do its part."""
+"""The reaction of an Estimator's workers to a task that dies, is absent, or cannot do its part."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_killed_worker_with_all_reduce(victim):
         assert f"rank {rank} of 3" in outcome.message
         assert f"lost rank {victim} (" in outcome.message
         assert "\n" not in outcome.message and len(outcome.message) < 300
-        # Nor in what the interpreter prints.
+        # Nor in the interpreter's output.
         assert outcome.traceback.count("Error: ") == 1
         assert outcome.finished_at - killed_at < SOON
 
@@ -93,7 +93,7 @@ def test_an_absent_server(ctx):
 
 
 def wait_a_second_for_others():
-    """Shortens the timeout of what this process does from now on."""
+    """Shortens the timeout of this process's calls from now on."""
     settings = dataclasses.replace(process.current.settings, rendezvous_timeout=1.0)
     process.current.enter(process.cluster("a test"), settings)
 

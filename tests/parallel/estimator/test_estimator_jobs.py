@@ -91,7 +91,7 @@ def test_all_reduce(tmp_path):
     )
 )
 def test_async(tmp_path):
-    """`max_steps` are those of all workers together."""
+    """`max_steps` count the steps of all workers together."""
     steps = run(tmp_path / "model", "async", "--max-steps", 40)
     last_step = steps["chief 0"] + steps["worker 0"]
     assert 40 <= last_step <= 41 and steps["evaluator 0"] == 0

@@ -74,7 +74,7 @@ def test_in_step(kind, model, tmp_path):
     assert job(tmp_path, kind, model, LAST) == [LAST - FIRST] * 2
     check(directory, LAST)
     assert end_of_training(str(directory)) != first_end
-    # One process without a strategy goes on from the same checkpoint to the same values.
+    # One process without a strategy continues from the same checkpoint to the same values.
     alone = estimators.MODELS[model](estimators.config(tmp_path / "alone"))
     alone.train(estimators.input_fn(), max_steps=LAST)
     expected = estimators.numbers(tmp_path / "alone")

@@ -26,11 +26,11 @@ def agree(results):
 def train_like_alone(ctx, kind, optimizers=("sgd",), **options):
     """Trains with a strategy and, on rank 0, without; asserts that both save the same.
 
-    With all-reduce each worker has a seed of its own, so that its variables are those of the
-    others only if they are given to it. (On servers, variables are whose who comes first.)
+    With all-reduce each worker has a seed of its own, so that its variables equal the others' only
+    if they are given to it. (On servers, the first worker makes the variables.)
 
     Returns:
-      What this worker has seen of all trainings, but moving statistics, which are its own.
+      This worker's values of all trainings, except moving statistics, which are its own.
     """
     strategy, values = STRATEGIES[kind](), []
     for optimizer in optimizers:
@@ -88,7 +88,7 @@ def test_moving_statistics_in_sync(ctx):
 
 
 def go_on_like_alone(ctx, kind, make, data, tolerance, back=True):
-    """Goes on from a checkpoint without a strategy, and without a strategy from what that saves."""
+    """Continues from a checkpoint without a strategy, and without a strategy from its save."""
     directories = [ctx.tmp_path / "alone", ctx.tmp_path / "together"]
     if ctx.rank == 0:
         make(directories[0]).train(data, max_steps=3)

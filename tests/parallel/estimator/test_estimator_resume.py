@@ -1,4 +1,4 @@
-"""The training of an Estimator that was killed goes on with the batch after its checkpoint."""
+"""The training of an Estimator that was killed continues with the batch after its checkpoint."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_the_end_is_that_of_a_training_that_was_never_killed(tmp_path):
     assert estimators.checkpoints(tmp_path / "killed")[-1] == EVERY
     positions = [path.name for path in (tmp_path / "killed").glob("*.input.json")]
     assert sorted(positions) == ["model.ckpt-0.input.json", f"model.ckpt-{EVERY}.input.json"]
-    assert life(tmp_path / "killed", 2)  # goes on, and is killed before it has saved anything else
+    assert life(
+        tmp_path / "killed", 2
+    )  # continues, and is killed before it has saved anything else
     life(tmp_path / "killed")
     estimators.same(saved(tmp_path / "killed"), saved(tmp_path / "whole"), EXACT)
     # A training that has ended leaves no position.

@@ -38,12 +38,12 @@ def _slope_estimator(optimizer):
 @pytest.mark.long(covered_by="test_adam_of_several_workers")
 @on_job(3, 2, timeout=90)
 def test_no_step_of_several_workers_is_lost(ctx):
-    """Each worker's step moves on from those of the others, and so do the slots."""
+    """Each worker's step starts from the others' steps, and so do the slots."""
     if served():
         return
     strategy = tfdist.ParameterServerStrategy(ps_optimizer="server")
     adagrad = _slope_estimator(lambda: v1.train.AdagradOptimizer(0.1))
-    # Two graphs: the second goes on with what the servers have.
+    # Two graphs: the second continues with the servers' values.
     train(adagrad, ctx.tmp_path / "adagrad", 100, strategy)
     trained = train(adagrad, ctx.tmp_path / "adagrad", 300, strategy)
     if not strategy.is_chief:

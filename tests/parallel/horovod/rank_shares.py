@@ -31,8 +31,8 @@ def train_like_one_process(
 ) -> Any:
     """Fits a model on every rank and, before that, on rank 0 alone with all their rows.
 
-    Every rank begins with weights of its own; those of rank 0 are given to all. Asserts that
-    weights, slots and the metrics' means are those of one process.
+    Every rank begins with weights of its own; rank 0's are given to all. Asserts that
+    weights, slots and the metrics' means equal one process's.
 
     Args:
       ctx: the rank's context.

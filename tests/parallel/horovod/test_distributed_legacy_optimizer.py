@@ -31,7 +31,7 @@ def test_fit_equals_one_process(ctx):
     ):
 
         def build(wrap, make=make, eager=eager):
-            # To trace tf_keras is slow: what is compared with runs eagerly.
+            # To trace tf_keras is slow: the reference runs eagerly.
             eager = eager or wrap is not tfdist.DistributedOptimizer
             return models.built_classifier(wrap(make()), library=tf_keras, run_eagerly=eager)
 

@@ -56,7 +56,7 @@ def _weighted_rows():
 
 @on_ranks(2, check=identical)
 def test_rows_of_embeddings(ctx):
-    """Rows travel alone; those that several ranks have are added up; None stays None."""
+    """Rows travel alone; common rows of several ranks are added up; None stays None."""
     tfdist.init()
     table, idle = _weighted_rows()
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adagrad(0.5, 0.1))
@@ -129,7 +129,7 @@ def _apply_at_once(model, features, labels, rows, factor):
 
 @on_ranks(2, check=identical)
 def test_backward_passes_with_rows(ctx):
-    """Rows of several passes travel together, and those that none has touched do not."""
+    """Rows of several passes travel together, and untouched rows do not."""
     tfdist.init()
     table, idle = _weighted_rows()
     optimizer = tfdist.DistributedOptimizer(

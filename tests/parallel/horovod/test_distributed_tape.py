@@ -93,7 +93,7 @@ def test_gradients(ctx):
 
 @on_ranks(2, check=identical)
 def test_compression(ctx):
-    """What travels in 16 bits is rounded; what a rank does not send comes in the next step."""
+    """Values in 16 bits are rounded; values that a rank does not send come in the next step."""
     tfdist.init()
     weights = keras.Variable(np.zeros(4), dtype="float32")
     none = tfdist.Compression.none

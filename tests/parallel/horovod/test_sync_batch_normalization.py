@@ -14,7 +14,7 @@ from support.training.models import EXACT, identical
 
 
 def _run(layer, inputs, upstream, mask=None):
-    """What the layer makes of `inputs`, and gradients of the sum of that times `upstream`."""
+    """The layer's outputs of `inputs`, and gradients of their sum times `upstream`."""
 
     @tf.function
     def step(inputs, upstream, mask):
@@ -62,7 +62,7 @@ def test_equals_one_process(ctx):
             each.gamma.assign([1.0, 2.0, 3.0])
         whole = of_rows(one, slice(None))
         part = of_rows(layer, own)
-        # What a row is worth after subtracting 100 is known to 1e-5 only.
+        # A row's value after subtracting 100 is known to 1e-5 only.
         np.testing.assert_allclose(part[0], whole[0][own], atol=2e-4)
         np.testing.assert_allclose(part[1], whole[1][own], atol=2e-4)
         for mine, expected in zip(part[2], whole[2], strict=True):
@@ -88,7 +88,7 @@ def test_fit_equals_one_process(ctx):
     model.save(path)
     loaded = tfdist.load_model(path)
     assert isinstance(loaded.layers[1], tfdist.SyncBatchNormalization)
-    # What it has learnt is used without the other ranks.
+    # Its statistics are used without the other ranks.
     predicted = loaded.predict(models.examples(8)[0][: 4 * ctx.rank + 1], verbose=0)
     assert predicted.shape == (4 * ctx.rank + 1, models.CLASSES)
     return model.get_weights()

@@ -1,4 +1,4 @@
-"""`tfdist check` with several tasks names the one that is slow."""
+"""`tfdist check` with several tasks names the slow one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_slow_task_and_a_wrong_clock_are_named(ctx):
     assert not report.is_fine
     named = {(finding.who, finding.text.partition(":")[0]) for finding in report.findings}
     assert ("worker 1", "computes slowly") in named
-    assert any(w == "worker 2" and "60.0 s ahead of that of worker 0" in t for w, t in named)
+    assert any(w == "worker 2" and "60.0 s ahead of the clock of worker 0" in t for w, t in named)
     assert [link.ranks for link in report.links] == [(0, 1), (0, 2), (1, 2)]
     for link in report.links:
         assert link.is_local and 0 < link.latency < 1 and link.bandwidth > 1e6

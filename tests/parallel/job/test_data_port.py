@@ -77,7 +77,7 @@ def run(disturb):
     """Trains on two workers while `disturb(data_ports, control_ports, trained)` runs.
 
     Returns:
-      What the workers found, and how many strangers each was visited by.
+      The workers' findings, and how many strangers each was visited by.
     """
     trained = threading.Event()
     with start_ranks(train, 2) as ranks, ThreadPoolExecutor(1) as executor:

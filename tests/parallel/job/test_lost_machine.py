@@ -89,7 +89,7 @@ def reduce(ctx):
     ops.all_reduce(tf.ones([]))
     ctx.report("ready")
     if ctx.rank == WORKER_0:
-        ctx.wait_for("go on", timeout=120)
+        ctx.wait_for("continue", timeout=120)
     while True:
         ops.all_reduce(tf.ones([]))
 
@@ -128,7 +128,7 @@ def test_both_sides_know_soon_and_servers_go_on(tmp_path):
             outputs = {rank: ranks[rank].assignment.output for rank in (PS, CHIEF)}
             network.set_link(1, "down")
             pulled = time.monotonic()
-            ranks.send(WORKER_0, "go on")
+            ranks.send(WORKER_0, "continue")
             for rank, line in ((PS, "waiting for chief"), (CHIEF, "lost ps 0")):
                 wait_until(
                     lambda: line in outputs[rank].read_text(),  # noqa: B023

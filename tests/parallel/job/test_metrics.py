@@ -1,4 +1,4 @@
-"""What the tasks of a running job tell Prometheus."""
+"""The metrics of a running job's tasks for Prometheus."""
 
 from __future__ import annotations
 

@@ -115,10 +115,10 @@ def launched(folder: Path) -> Iterator[Launched]:
 
 @contextlib.contextmanager
 def prometheus(folder: Path) -> Iterator[Prometheus]:
-    """A running Prometheus with the configuration of the docs, but for its patience."""
+    """A running Prometheus with the configuration of the docs, except its patience."""
     text = (OBSERVABILITY / "prometheus.yml").read_text()
     assert text.count("5s") == 2 and text.count("#authorization") == 1
-    # With the token, too, which is commented out there.
+    # Also with the token, which is commented out there.
     text = text.replace("5s", "1s").replace("    #a", "    a").replace("    #  c", "      c")
     (folder / "prometheus.yml").write_text(text)
     (port,) = free_ports(1)

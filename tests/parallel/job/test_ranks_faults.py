@@ -19,7 +19,7 @@ from support.processes.ranks import start_ranks
 def count_steps(ctx):
     for step in range(1_000_000):
         ctx.report("step", step)
-        if ctx.wait_for("go on") == "end":
+        if ctx.wait_for("continue") == "end":
             return step
     return None
 
@@ -30,7 +30,7 @@ def test_a_rank_can_be_killed_at_a_step():
             for rank in range(3):
                 assert ranks.wait_for(rank, "step", step) == step
                 if (rank, step) != (1, 2):
-                    ranks.send(rank, "go on", "end" if step == 2 else "")
+                    ranks.send(rank, "continue", "end" if step == 2 else "")
         killed_at = ranks[1].kill()
         outcomes = ranks.join(timeout=30)
     assert [outcome.result for outcome in outcomes] == [2, None, 2]
@@ -43,7 +43,7 @@ def test_a_rank_can_be_killed_at_a_step():
 
 def meet_and_count(ctx):
     ctx.report("pid", os.getpid())
-    if ctx.wait_for("go on") == "wait":
+    if ctx.wait_for("continue") == "wait":
         threading.Event().wait()
     ctx.barrier("met")
     print("met by", os.getpid(), flush=True)
@@ -54,12 +54,12 @@ def test_a_rank_that_was_killed_can_be_started_again():
     with start_ranks(meet_and_count, 2) as ranks:
         first = ranks.wait_for(1, "pid")
         for rank, word in ((0, ""), (1, "wait")):
-            ranks.send(rank, "go on", word)
+            ranks.send(rank, "continue", word)
         ranks[1].kill()
         ranks.restart(1)
         second = ranks.wait_for(1, "pid")
         assert second == ranks[1].pid != first
-        ranks.send(1, "go on")
+        ranks.send(1, "continue")
         outcomes = ranks.join(timeout=30)
         assert not Path(f"/proc/{first}").exists()
     assert [outcome.ok for outcome in outcomes] == [True, True]
@@ -81,7 +81,7 @@ def test_a_stopped_rank_says_nothing_until_it_is_resumed():
             ranks.wait_for(rank, "step", 0)
         ranks[1].stop()
         for rank in range(2):
-            ranks.send(rank, "go on", "end")
+            ranks.send(rank, "continue", "end")
         assert ranks.join(timeout=30, only=[0])[0].result == 0
         assert ranks[1].alive
         ranks[1].resume()

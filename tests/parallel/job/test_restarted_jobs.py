@@ -13,7 +13,7 @@ from support.warm_python import interpreter
 
 pytestmark = pytest.mark.timeout(240)
 
-# `killed_before`: this process replaces one that was killed.
+# `killed_before`: this process replaces a killed one.
 BODY = """
 with open(here / f"pids {me}", "a") as pids: pids.write(f"{os.getpid()}\\n")
 killed_before = len((here / f"pids {me}").read_text().split()) > 1
@@ -140,7 +140,7 @@ def test_a_killed_server_is_replaced_and_the_workers_go_on(run, tmp_path, saved)
         assert end["epochs"] == [0, 1, 2]
         assert end["after"] > 0
     begins_anew = any("keeps no snapshots (checkpoint_dir)" in line for line in err)
-    goes_on = any("[ps 0] ps 0: goes on from snapshot" in line for line in err)
+    goes_on = any("[ps 0] ps 0: continues from snapshot" in line for line in err)
     assert (begins_anew, goes_on) == (not saved, saved)
 
 
@@ -172,7 +172,7 @@ def test_a_killed_worker_comes_back_to_the_servers_values(run, tmp_path, victim)
     assert end["after"] >= end["before"] + 24
 
 
-# A worker that fails comes back as one that is killed.
+# A worker that fails comes back as a killed one.
 @pytest.mark.long(covered_by="test_a_killed_worker_comes_back_to_the_servers_values")
 def test_a_worker_that_exits_with_a_failure_has_not_left(run, tmp_path):
     code, out, err = run(

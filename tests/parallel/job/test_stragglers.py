@@ -45,7 +45,7 @@ class Slow(keras.callbacks.Callback):
 
 
 def sample():
-    """What this rank's own task tells, by the command's way."""
+    """The report of this rank's own task, by the command's way."""
     address = f"127.0.0.1:{process.current._observers._exporter.port}"
     sampler = Sampler(Targets({address: address}, SECRET.encode()))
     try:
@@ -55,7 +55,7 @@ def sample():
 
 
 def check_fit(results):
-    """What the ranks have logged and seen together.
+    """The ranks' logs and findings together.
 
     A rank hears of those alone with which it exchanges data.
     """

@@ -103,7 +103,7 @@ def test_predict_on_batch_returns_the_rows_of_its_worker(ctx):
     # Of all rows, before and after.
     whole = _data()[0]
     assert trained.predict(whole, verbose=0).shape == (ROWS, CLASSES)
-    if ctx.rank == 0:  # nobody else needs to make the call
+    if ctx.rank == 0:  # no other member needs to make the call
         for _ in range(2):
             found = trained.predict_on_batch(whole[:5])
             assert difference([found], [other.predict_on_batch(whole[:5])]) <= 1e-6

@@ -43,7 +43,7 @@ def test_local_updates_refuse_checkpoints_of_one_worker(ctx, tmp_path, kind, pac
     expected = f"OnRankZero: expected a callback that one worker can call, received {kind}: .*all"
     with pytest.raises(ValueError, match=expected):
         train(model, OnRankZero(made(library, kind, tmp_path)))
-    # Nobody waits for anybody: the workers go on together.
+    # No worker waits for another: the workers continue together.
     train(model, made(library, kind, tmp_path))
 
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_that_needs_nobody_is_written(ctx, tmp_path, package):
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])
 @on_ranks(2)
 def test_a_call_that_needs_all_workers_fails_at_once(ctx, tmp_path, package):
-    """Of a callback of one's own: the read is refused, and the training goes on."""
+    """Of a callback of one's own: the read is refused, and the training continues."""
     library = importlib.import_module(package)
     refused = []
 

@@ -1,4 +1,4 @@
-"""Compression in training: whose gradients are compressed, and what each front end makes of it."""
+"""Compression in training: the compressed gradients, and the results of each front end."""
 
 from __future__ import annotations
 

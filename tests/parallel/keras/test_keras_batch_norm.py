@@ -12,7 +12,7 @@ ROWS, STEPS = 64, 10
 
 
 def train(ctx, library, normalization):
-    """Statistics of the whole batch, their moving means and all gradients are those of one process.
+    """Statistics of the whole batch, their moving means and all gradients equal one process's.
 
     In the second epoch the first one's statistics are used too, because `fit` evaluates.
     """

@@ -99,7 +99,7 @@ def test_model_checkpoint_keeps_the_chiefs_file_only(ctx, tmp_path):
     best = built_classifier("sgd", middle=[keras.layers.BatchNormalization()])
     best.load_weights(weights)
     assert difference(best.get_weights(), trained) == 0
-    # And a strategy's model takes them up again.
+    # Then a strategy's model takes them up again.
     again = _built_classifier(strategy, keras.layers.BatchNormalization())
     again.load_weights(weights)
     assert difference(again.get_weights(), trained) == 0
@@ -107,7 +107,7 @@ def test_model_checkpoint_keeps_the_chiefs_file_only(ctx, tmp_path):
 
 
 class _Stopped(Exception):
-    """What ends a training before its time."""
+    """Ends a training before its time."""
 
 
 @pytest.mark.long("2-ranks-own_directories", covered_by="the other cases")

@@ -169,7 +169,7 @@ def test_arrays_without_a_seed_are_shared_out_completely(ctx):
     for library in (keras, tf_keras):
         scope = tfdist.MultiWorkerMirroredStrategy().scope()
         assert _sum_of_means(library, scope, rows) == rows.sum() / 8
-    # And in another order in each epoch.
+    # The order differs in each epoch.
     batches = []
     with tfdist.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])

@@ -112,7 +112,7 @@ def test_last_batch(ctx, rows):
     predicted = model.predict(data, verbose=0)
     if ctx.rank == 0:
         assert difference(model.get_weights(), alone.get_weights()) <= EXACT
-        # Metrics weigh every row alike, however the rows are spread.
+        # Metrics weigh every row the same, however the rows are spread.
         expected = alone.evaluate(features, labels, batch_size=rows, verbose=0, return_dict=True)
         assert difference([*evaluated.values()], [*expected.values()]) <= EXACT
         assert difference([predicted], [alone.predict(features, verbose=0)]) <= 1e-5

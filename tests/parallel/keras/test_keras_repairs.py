@@ -123,7 +123,7 @@ def test_workers_disagree_on_overflow(ctx):
     model = _built_classifier(strategy, LossScaleOptimizer(keras.optimizers.SGD(0.1)))
     features, labels = models.examples(64)
     features[40] = np.inf  # in rank 1's share
-    # Rank 0 waits for gradients that rank 1 leaves out; rank 1 waits for it in what comes next.
+    # Rank 0 waits for gradients that rank 1 leaves out; rank 1 waits for it in the next collective.
     with pytest.raises(tf.errors.OpError):
         model.fit(features, labels, batch_size=64, shuffle=False, verbose=0)
 
@@ -171,7 +171,7 @@ def test_xla_is_chosen_for_custom_ops(ctx):
 
 
 def _is_repaired(replacement):
-    # Some are added to what had none.
+    # Some are new attributes.
     current = getattr(replacement.owner, replacement.name, None)
     if callable(current):
         return replacement in replacements_of(current)

@@ -1,4 +1,4 @@
-"""Models of many kinds on two workers come to what one process does with the same batches."""
+"""Models of many kinds on two workers come to one process's results with the same batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASES = chosen(parity_models.CASES, "transformer", "GAN", "synchronized BatchNor
 
 
 def like_alone(strategy, results):
-    """A `check`: all workers have the same, and it is what one process has."""
+    """A `check`: all workers have the same results, equal to one process's."""
     results = [result for result in results if result is not None]
     for name in CASES:
         of_workers = [result[name] for result in results]

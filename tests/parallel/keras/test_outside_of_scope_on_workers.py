@@ -1,4 +1,4 @@
-"""What a script does outside of `strategy.scope()` trains on several workers as on one."""
+"""Calls outside of `strategy.scope()` train on several workers as on one."""
 
 from __future__ import annotations
 

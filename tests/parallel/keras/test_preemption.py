@@ -247,7 +247,7 @@ def test_at_the_end_of_fit_a_backup_is_kept(tmp_path, backup):
         outcomes = ranks.join(60)
     for outcome in outcomes:
         assert outcome.ok, outcome.describe()
-        # Without a place to save, the program goes on: it may save its model now.
+        # Without a place to save, the program continues: it may save its model now.
         assert outcome.result["code"] == (143 if backup else None)
         assert outcome.result["ended"] == (not backup)
     if backup:
@@ -397,6 +397,6 @@ def test_tf_keras(tmp_path, save_freq):
     with start_ranks(fit_of_tf_keras, 2, kwargs=options, tmp_path=tmp_path) as ranks:
         for outcome in ranks.join(60):
             assert outcome.ok, outcome.describe()
-            # With batches counted it goes on with the next one, which may be of the next epoch.
+            # With batches counted it continues with the next one, which may be of the next epoch.
             done = steps if save_freq == 100 else steps - 1
             assert outcome.result["epochs"][0] == done // (ROWS // BATCH)

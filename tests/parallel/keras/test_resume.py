@@ -1,4 +1,4 @@
-"""A training that was interrupted goes on after the last backup's batch."""
+"""A training that was interrupted continues after the last backup's batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.training import resuming
 from support.training.models import ADAPTIVE, EXACT, built_classifier, examples, identical
 from support.training.resuming import Follow, Interrupted
 
-# The step after the last backup, of those after every third step, before the interruption.
+# The step after the last backup before the interruption; backups follow every third step.
 _NEXT = {"endless_dataset": (1, 4), "dataset_longer_than_an_epoch": (1, 2)}
 
 
@@ -189,5 +189,5 @@ def test_a_pipeline_without_a_position_is_named_once(ctx, tmp_path, data, reason
     assert after.steps == [(0, 4), (0, 5), *((1, batch) for batch in range(6))]
     (message,) = messages
     assert message.startswith(
-        "fit goes on at batch 4 of epoch 1, but its data cannot be positioned exactly: " + reason
+        "fit continues at batch 4 of epoch 1, but its data cannot be positioned exactly: " + reason
     )

@@ -1,4 +1,4 @@
-"""A job that is killed at any step goes on after the last backup's batch, also with other workers.
+"""A killed job continues after the last backup's batch, also with other workers.
 
 A model whose weights count how often each row was seen shows that no row is lost or comes twice.
 """

@@ -1,6 +1,6 @@
-"""A training that goes on reads the rows that it would have read, whatever else its shuffles drew.
+"""A continued training reads the rows that it would have read, whatever its shuffles drew.
 
-The reference is one process that nothing happened to. A training that goes on has datasets of its
+The reference is one process that nothing happened to. A training that continues has datasets of its
 own, as a new process has.
 """
 
@@ -171,15 +171,15 @@ def _messages():
 
 
 def _assert_goes_on(make, data, path, at, before=None, save_freq=2):
-    """Asserts that a training which is interrupted reads on as one that is not.
+    """Asserts that a training which is interrupted reads on as an uninterrupted one.
 
     Args:
       make: makes the model.
       data: makes the arguments of `fit`.
       path: of the backup.
       at: the last step before the interruption: epoch and batch.
-      before: what the script does before `fit`, with the model and the arguments. The training that
-        goes on leaves it out.
+      before: the script's actions before `fit`, with the model and the arguments. The training that
+        continues leaves it out.
     """
 
     def run(leaves_out, *callbacks):
@@ -206,7 +206,7 @@ def _assert_goes_on(make, data, path, at, before=None, save_freq=2):
     rest = whole.steps[whole.steps.index(after.steps[0]) :]
     assert after.steps == rest and after.steps[0] > (0, 2)
     assert received.noted == expected.noted[-len(received.noted) :]
-    # Nothing is missing: what was left out is what came before.
+    # Nothing is missing: the left-out data came before.
     trained = [kind for kind, *_ in received.noted].count("train")
     assert trained == len(rest)
     np.testing.assert_allclose(received.get_weights()[0], expected.get_weights()[0], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""What `MultiWorkerMirroredStrategy` promises beside training: variables, reductions, roles."""
+"""The promises of `MultiWorkerMirroredStrategy` beside training: variables, reductions, roles."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""KerasTuner's searches on several workers with one directory: those of one process."""
+"""KerasTuner's searches on several workers with one directory equal one process's."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def of_numbers(run_trial, directory, kind="RandomSearch", **options):
 
 
 def search_numbers(ctx):
-    """Searches with each oracle, and goes on with what was found."""
+    """Searches with each oracle, and continues with its results."""
     if ctx.size > 1:
         tfdist.MultiWorkerMirroredStrategy()
     found = {}

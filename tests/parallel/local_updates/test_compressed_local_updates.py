@@ -1,4 +1,4 @@
-"""Compression of what the workers of `LocalUpdateStrategy` send at a synchronization."""
+"""Compression of the values that workers of `LocalUpdateStrategy` send at a synchronization."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHODS = {"topk": TopK(0.1, min_elements=16), "powersgd": PowerSGD(2, min_eleme
 
 
 def gradient(rank: int, step: int) -> np.ndarray:
-    """That of a worker's own loss; zeros after the first rounds: the residuals are sent then."""
+    """A worker's own gradient; zeros after the first rounds: the residuals are sent then."""
     if step >= H * ROUNDS:
         return np.zeros(SHAPE, "f4")
     return np.random.default_rng([rank, step]).normal(size=SHAPE).astype("f4")
@@ -44,7 +44,7 @@ def trainer(compression, rule=None):
 @pytest.mark.parametrize("method", METHODS)
 @on_ranks(2, check=identical)
 def test_error_feedback_sends_all_in_the_end(ctx, method):
-    """After silent rounds the weight is that of uncompressed averaging, which is the mean's."""
+    """After silent rounds the weight equals uncompressed averaging's, the mean's."""
     strategy, weight, step = trainer(METHODS[method])
     total = sum(gradient(r, s) for r in (0, 1) for s in range(H * ROUNDS)) / 2
     for number in range(H * (ROUNDS + SILENCE)):
@@ -59,7 +59,7 @@ def test_error_feedback_sends_all_in_the_end(ctx, method):
 
 @on_ranks(2, check=identical)
 def test_top_k_follows_its_recurrence(ctx):
-    """BMUF's momentum on the sums of what both workers have selected, with their residuals."""
+    """BMUF's momentum on the sums of both workers' selected values, with their residuals."""
     eta = 0.5
     outer = DiLoCo(keras.optimizers.SGD(1.0, momentum=eta))
     _, weight, step = trainer(METHODS["topk"], outer)

@@ -114,7 +114,7 @@ def counting(strategy, library):
 
 @on_ranks(3, check=identical)
 def test_one_step_is_synchronous_sgd(ctx):
-    """With H = 1, SGD and batches of any size the weights and metrics are those of one process."""
+    """With H = 1, SGD and batches of any size the weights and metrics equal one process's."""
     rows = 64 * 5 + 1
 
     def build():
@@ -153,7 +153,7 @@ def test_one_worker_trains_plainly(ctx):
 def test_each_worker_is_a_plain_model(ctx):
     """Three steps of one round equal plain training on the worker's share, and then the mean.
 
-    With Adam, clipping, batch normalization, whose statistics become the mean, too, and an
+    With Adam, clipping, batch normalization, whose statistics also become the mean, and an
     embedding whose ids repeat in a batch: the plain model multiplies by one-hot vectors.
     """
 
@@ -226,7 +226,7 @@ def test_a_worker_without_batches_weighs_nothing(ctx):
     (x0, v0), (x1, _) = alone(0.0, 0.0, 0, 4), alone(0.0, 0.0, 1, 2)
     expected, _ = alone((4 * x0 + 2 * x1) / 6, v0, 0, 1)
     assert weight(model) == pytest.approx(expected, abs=1e-6)
-    # Other data of unknown length, three batches, end in the middle of what would be a round, too.
+    # Other data of unknown length, three batches, also end in the middle of a round.
     data = quadratics.rows(3).filter(lambda *row: True)
     losses = [
         0.5 * h * (expected - b) ** 2
@@ -238,7 +238,7 @@ def test_a_worker_without_batches_weighs_nothing(ctx):
 
 @on_ranks(2, check=identical)
 def test_checkpoints_hold_the_anchor(ctx, tmp_path):
-    """A job that ends after its first epoch goes on with the weights of both workers."""
+    """A job that ends after its first epoch continues with the weights of both workers."""
 
     class End(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

@@ -1,4 +1,4 @@
-"""Jobs with `LocalUpdateStrategy` that are interrupted within a round end as ones that are not."""
+"""Jobs with `LocalUpdateStrategy` that are interrupted within a round end as uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Stop(keras.callbacks.Callback):
 def test_a_round_that_is_open_after_the_last_batch(ctx, tmp_path, case, steps_per_execution):
     """The backup is made before the epoch ends the round; the next process makes no step in it.
 
-    A third process goes on from what the second one has saved without a step of its own.
+    A third process continues from the second one's save without a step of its own.
     """
     data = models.dataset(7 * 16, 16)
     options = {"epochs": 2, "verbose": 0, "validation_data": models.dataset(16, 16)}

@@ -95,7 +95,7 @@ def test_the_last_file_is_the_model(ctx, tmp_path):
 @pytest.mark.parametrize("save_freq", [2, "epoch"])
 @on_ranks(2)
 def test_a_backup_of_tf_keras_within_a_round_warns(ctx, tmp_path, save_freq):
-    """Rank 0 says once that going on from it is not exact; not at the end of an epoch."""
+    """Rank 0 says once that continuing from it is not exact; not at the end of an epoch."""
     import tf_keras
 
     messages = []

@@ -131,9 +131,10 @@ EXPECTED = {
     callback_of_rank_0: ("order", ["worker 0"], ["'metric'", "in on_train_batch_end", "one rank"]),
     exception: ("dead", ["worker 1"], ["worker 1 has ended with an exception", "a bad row"]),
 }
-# These wait until somebody asks; in the others collectives fail, and the tasks write by themselves.
+# These wait until a command asks; in the others collectives fail, and the tasks write by
+# themselves.
 HANGS = (missing_rank, stuck_input, endless_loop, callback_of_rank_0)
-# The other tasks tell the one that has not failed to write, too.
+# The other tasks also tell the task without a failure to write.
 ASKED_BY_OTHERS = (timed_out,)
 
 

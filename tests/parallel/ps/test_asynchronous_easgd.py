@@ -59,7 +59,7 @@ def test_workers_that_take_turns_follow_the_recurrence(ctx):
     model.fit(quadratics.rows(H * ROUNDS), verbose=0, callbacks=[Turns(ctx)])
     found = float(model.get_weights()[0])
     assert found == pytest.approx(centre, abs=2e-6)
-    # What a program assigns becomes the centre.
+    # An assigned value becomes the centre.
     model.set_weights([np.float32(7.0)])
     model.fit(quadratics.rows(1), verbose=0)
     again = float(model.get_weights()[0])
@@ -143,7 +143,7 @@ class End(keras.callbacks.Callback):
 
 
 def trained_in_two_parts(folder, data, epochs):
-    """A model whose `fit` is interrupted after 8 steps, and goes on from the backup of the 7th."""
+    """A model whose `fit` stops after 8 steps, and continues from the backup of the 7th."""
     for end in ([End(7)], []):
         model = classifier()
         backup = keras.callbacks.BackupAndRestore(str(folder), save_freq=7)

@@ -28,7 +28,7 @@ def attach(ctx):
         except SystemExit as ending:
             return ending.code
     if ctx.rank:  # the others come after the first one was refused
-        ctx.wait_for("go on", timeout=60)
+        ctx.wait_for("continue", timeout=60)
     began = time.monotonic()
     try:
         PsWorker(cluster, PsConfig.make(2, checkpoint_dir=settings.checkpoint_dir), settings)
@@ -45,7 +45,7 @@ def refused_job(reason, **env):
         came_at = time.monotonic() + LATER
         while ranks[2].alive and time.monotonic() < came_at:
             time.sleep(0.1)
-        ranks.send(1, "go on")
+        ranks.send(1, "continue")
         outcomes = ranks.join(timeout=60)
     for outcome in outcomes[:2]:
         message, seconds = outcome.result
@@ -73,7 +73,7 @@ def test_a_data_port_that_is_taken():
     covered_by="test_a_file_in_the_place_of_its_folder, test_a_data_port_that_is_taken"
 )
 def test_metrics_that_cannot_be_served():
-    """Its own port is that of the variable, plus the number of its task."""
+    """Its own port is the variable's, plus the number of its task."""
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         env = {"TFDIST_METRICS_PORT": str(port - 2), "TFDIST_RENDEZVOUS_TIMEOUT": "60"}

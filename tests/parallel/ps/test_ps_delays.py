@@ -33,7 +33,7 @@ def interleave(ctx, **options):
 
     Returns:
       The weights after: the chief's three steps, the one around them, worker 0's two, the one
-      around them. `None` for those that the other worker has seen.
+      around them. `None` for the weights that the other worker has seen.
     """
     loop = ScriptedLoop(GRADIENTS[ctx.rank], **options)
 
@@ -95,7 +95,7 @@ def test_delay_alone_changes_no_gradient(ctx, mode):
         # The delayed gradient g of 2 becomes g + LAMBDA g^2 (now - then): 2 - 0.5 * 4 * 3.
         -4.0 + 4.0,
         0.0 - 4.0,
-        # And that of 1, after the two steps: 1 - 0.5 * 4.
+        # The gradient of 1 becomes, after the two steps, 1 - 0.5 * 4.
         -4.0 + 1.0,
     ),
 )

@@ -63,12 +63,12 @@ def test_each_record_counts_once_though_a_worker_is_killed():
         ranks.wait_for(1, "paused", 5, timeout=60)
         ranks.wait_for(0, "paused", 12, timeout=60)
         ranks[1].kill()  # two of its steps are not pushed
-        ranks.send(0, "go on")
+        ranks.send(0, "continue")
         ranks.wait_for(0, "paused", 30, timeout=60)
         ranks.restart(1)
         ranks.wait_for(1, "paused", 5, timeout=60)
         for rank in (0, 1):
-            ranks.send(rank, "go on")
+            ranks.send(rank, "continue")
         outcomes = end(ranks, 2)
     assert outcomes[0].result["counts"] == [4] * RECORDS
 
@@ -109,7 +109,7 @@ def factorize(ctx):
 
 
 def test_cyclades_equals_the_serial_order_to_the_bit():
-    """Two asynchronous workers, and one that makes all updates."""
+    """Two asynchronous workers, and a worker that makes all updates."""
     with start_ranks(factorize, 3, roles=roles(2)) as ranks:
         both = ranks.join(timeout=90)
     with start_ranks(factorize, 2, roles=roles(1)) as ranks:

@@ -71,7 +71,7 @@ def test_a_server_told_to_end_writes_a_snapshot_and_loses_nothing(tmp_path):
     for outcome in outcomes[:2]:
         assert outcome.result["weight"] == weight_after(20, 20)
         assert outcome.result["iterations"] == 40
-    # The chief's end, too, is a checkpoint.
+    # The chief's end is also a checkpoint.
     assert latest_steps(root, 2) == ([20, 20], 40)
 
 
@@ -90,7 +90,7 @@ def test_a_server_ends_without_its_chief(tmp_path):
     assert server.exit_code == 1, server.describe()
     assert f"chief at {address} is gone, or never came: expected it within 8 s" in server.output
     assert 8 <= server.finished_at - killed_at < 25
-    # The other worker went on until then, and its last steps are in the snapshot.
+    # The other worker continued until then, and its last steps are in the snapshot.
     (of_chief, of_worker), iterations = latest_steps(root, 2)
     assert of_chief == 10 and of_worker > 20
     assert iterations == of_chief + of_worker
@@ -129,7 +129,7 @@ def test_a_damaged_snapshot_is_refused_and_the_one_before_is_used(tmp_path, dama
     log = outcomes[1].output
     reason = {"altered": "Bad CRC-32", "truncated": "not a zip file", "empty": "No data left"}
     assert f"snapshot {latest} is damaged: " in log and reason[damage] in log
-    assert f"ps 0: goes on from snapshot 6 in {folder}" in log
+    assert f"ps 0: continues from snapshot 6 in {folder}" in log
     assert latest_steps(tmp_path, 1) == ([7], 4)
 
 

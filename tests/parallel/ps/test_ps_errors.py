@@ -131,7 +131,7 @@ def test_a_worker_with_another_secret(ctx, secret):
     expected = f"worker 0 at {ctx.addresses[1]} called ps 0 at {ctx.addresses[2]}: .*TFDIST_SECRET"
     with pytest.raises(AuthenticationError, match=expected):
         tfdist.ParameterServerStrategy()
-    # One that failed to join may try again.
+    # A process that failed to join may try again.
     os.environ["TFDIST_SECRET"] = right
     strategy = tfdist.ParameterServerStrategy(epoch_timeout=0.0)  # they train one after the other
     assert fit(ctx, strategy, 3)["weight"] == weight_after(0, 3)

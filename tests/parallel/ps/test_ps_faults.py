@@ -53,7 +53,7 @@ def test_killed_servers_go_on_from_their_snapshots(tmp_path, servers):
         for server in range(servers):
             assert f"lost ps {server} at" in outcome.output
     for server in range(servers):
-        assert f"ps {server}: goes on from snapshot 1 in" in outcomes[2 + server].output
+        assert f"ps {server}: continues from snapshot 1 in" in outcomes[2 + server].output
 
 
 def saved_numbers(folder) -> int:
@@ -105,7 +105,7 @@ def test_a_server_killed_at_any_moment_loses_what_came_after_the_snapshot(tmp_pa
     last = max((outcome.result for outcome in outcomes[:2]), key=lambda r: r["iterations"])
     seen = steps_in(last["weight"], 2)
     # A push is applied as a whole, and once: the counter agrees with the weight. In "sync" each
-    # step counts once, and has both workers' gradients, or twice those of one.
+    # step counts once, and has both workers' gradients, or twice one worker's.
     assert sum(seen) == last["iterations"] * (2 if in_sync else 1)
     for rank in range(2):
         made = sum(ended_at < dead_at for ended_at in outcomes[rank].result["ends"])

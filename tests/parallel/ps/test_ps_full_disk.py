@@ -52,7 +52,7 @@ def train(ctx, **options):
                 refusal = error.message
         if step in PAUSES:
             ctx.report("paused", step)
-            ctx.wait_for("go on", timeout=100)
+            ctx.wait_for("continue", timeout=100)
     rows = tables.lookup(table, IDS, training=False)
     member.leave()
     return rows, acknowledged, refusal

@@ -83,7 +83,7 @@ class Lines(logging.Handler):
 @pytest.mark.parametrize("name", ["keras", "tf_keras"])
 @on_job(2, check=equal)
 def test_async(ctx, name):
-    """Without learning, an epoch's metrics equal those of one process on all rows."""
+    """Without learning, an epoch's metrics equal one process's on all rows."""
     if served():
         return None
     library = {"keras": keras, "tf_keras": tf_keras}[name]
@@ -156,7 +156,7 @@ def test_sync(ctx):
     )
     assert stopped.epoch == [0]
 
-    # What the chief does at the end of `fit` has happened for all workers when `fit` returns.
+    # The chief's actions at the end of `fit` have happened for all workers when `fit` returns.
     def restore(logs):
         time.sleep(0.5)
         model.set_weights([np.full(weight.shape, 7.0) for weight in model.get_weights()])
@@ -177,7 +177,7 @@ def test_sync(ctx):
 
 @on_job(2, check=equal)
 def test_what_steps_log_themselves(ctx):
-    """Without metrics an epoch's logs are those of its last step: here the workers' mean."""
+    """Without metrics an epoch's logs are its last step's: here the workers' mean."""
     if served():
         return None
 
@@ -253,7 +253,7 @@ def stand_still(ctx, epochs):
     def begin(epoch, logs):
         if (ctx.rank, epoch) == (1, 1):
             ctx.report("stands still")
-            ctx.wait_for("go on", timeout=240)
+            ctx.wait_for("continue", timeout=240)
 
     ended = []
 
@@ -299,7 +299,7 @@ def test_a_server_that_is_started_again_meanwhile():
         ranks.wait_for(0, "batch", (1, 2))  # the last one: now it waits
         ranks[2].kill()
         ranks.restart(2)
-        ranks.send(1, "go on")
+        ranks.send(1, "continue")
         outcomes = ranks.join(timeout=90, only=[0, 1])
     assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)
     assert outcomes[0].result["history"] == outcomes[1].result["history"]

@@ -135,7 +135,7 @@ def test_asking_for_the_server_in_vain(ctx):
     strategy = tfdist.ParameterServerStrategy(ps_optimizer="server")
     with strategy.scope():
         model = classifier(optimizers.Nadam())
-    with pytest.raises(ValueError, match="'nadam'.*ps_optimizer='server'.*Nadam is none of those"):
+    with pytest.raises(ValueError, match="'nadam'.*ps_optimizer='server'.*Nadam is not one"):
         fit_dataset(1)(model)
 
 

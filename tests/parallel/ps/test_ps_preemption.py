@@ -1,4 +1,4 @@
-"""`fit` with parameter servers on SIGTERM: the last snapshot has what all workers have trained."""
+"""`fit` with parameter servers on SIGTERM: the last snapshot has all workers' updates."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def train(ctx, pauses, **options):
         tables.push(table, ids, gradients, wait=False)
         if step in pauses:
             ctx.report("paused", step)
-            if ctx.wait_for("go on", timeout=240) == "checkpoint":
+            if ctx.wait_for("continue", timeout=240) == "checkpoint":
                 member.checkpoint()
                 ctx.report("saved", step)
     member.client.flush(60)
@@ -66,7 +66,7 @@ def test_no_gradient_is_lost_or_applied_twice(tmp_path, saved):
         train, WORKERS + SERVERS, kwargs=options, roles=roles(2, SERVERS), env=env
     ) as ranks:
         reach(ranks, 30, 0, 1)
-        ranks.send(0, "go on", "checkpoint" if saved else None)
+        ranks.send(0, "continue", "checkpoint" if saved else None)
         if saved:
             ranks.wait_for(0, "saved", 30, timeout=60)
         go_on(ranks, 1)

@@ -1,4 +1,4 @@
-"""Twenty seconds of what tests/soak/test_hostile_soak.py does for ten minutes."""
+"""Twenty seconds of the attacks that tests/soak/test_hostile_soak.py makes for ten minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which findings follow from what was measured."""
+"""Which findings follow from the measurements."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_latency():
 def test_clocks():
     clocks = {1: RankClock(-40.25, 0.001), 2: RankClock(1.5, 0.6), 3: RankClock(0.2, 0.001)}
     (finding,) = found(4, clocks=clocks)
-    assert finding.who == "worker 1" and "40.2 s behind that of worker 0" in finding.text
+    assert finding.who == "worker 1" and "40.2 s behind the clock of worker 0" in finding.text
 
 
 def test_versions():

@@ -1,4 +1,4 @@
-"""`tfdist env`: what it prints for each way in which a cluster is found."""
+"""`tfdist env`: its output for each way in which a cluster is described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tfdist tasks`: what is printed, and errors."""
+"""`tfdist tasks`: its output, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tfdist timeline` and `tfdist run --timeline` with what they cannot use."""
+"""`tfdist timeline` and `tfdist run --timeline` with unusable files."""
 
 from __future__ import annotations
 

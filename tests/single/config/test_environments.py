@@ -201,7 +201,7 @@ def test_found(environ, source, tasks, name):
         ({**STEP, "RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "elsewhere"}, "Slurm"),
         ({**OPEN_MPI, "RANK": "1", "WORLD_SIZE": "2"}, "Open MPI"),
         ({**INDEXED_JOB, "RANK": "1", "WORLD_SIZE": "2"}, "Kubernetes"),
-        # A job of one process says nothing of what it starts.
+        # A job of one process says nothing of the processes it starts.
         ({**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", **TORCHRUN}, "torchrun"),
         (
             {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "RANK": "1"}

@@ -35,7 +35,7 @@ def busy(control):
 
 
 def warned(control):
-    """What Python has warned of by the end of the server's thread."""
+    """Python's warnings by the end of the server's thread."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         control._thread.join(20.0)

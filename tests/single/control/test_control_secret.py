@@ -45,7 +45,7 @@ def call(address: str, path: str, body: bytes, metadata=()) -> bytes:
 
 
 def join_body(cluster, **changes) -> bytes:
-    """A Join as worker 1 of a cluster of two would send it, but for `changes`."""
+    """A Join as worker 1 of a cluster of two would send it, except `changes`."""
     fields = {
         "rank": 1,
         "world_size": 2,
@@ -272,7 +272,7 @@ def test_an_answer_without_proof_of_the_secret_is_not_believed():
 
 
 def test_a_stranger_learns_neither_addresses_nor_names():
-    """One that knows host and port alone, of a job without a secret."""
+    """A stranger that knows host and port alone, of a job without a secret."""
     with undisturbed() as cluster:
         for method, body in (
             (JOIN, join_body(cluster, fingerprint="0" * 16)),

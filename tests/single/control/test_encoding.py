@@ -1,4 +1,4 @@
-"""The encoding of messages: what is sent comes back, and everything else is refused."""
+"""The encoding of messages: sent messages come back, and everything else is refused."""
 
 from __future__ import annotations
 

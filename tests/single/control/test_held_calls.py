@@ -1,4 +1,4 @@
-"""Calls that a server holds: who wakes them, and how often."""
+"""Calls that a server holds: the events that wake them, and how often."""
 
 from __future__ import annotations
 

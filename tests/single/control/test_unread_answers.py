@@ -47,7 +47,7 @@ def test_answers_that_nobody_reads_are_bounded(monkeypatch, address):
             next(ask(connection(4)))
         assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
         assert "4 answers" in refused.value.details()
-        # Those that are read, or given up, make room.
+        # Answers that are read, or given up, make room.
         assert len(next(unread[0])) > LARGE
         unread[1].cancel()
         for _ in range(3):

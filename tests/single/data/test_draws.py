@@ -74,7 +74,7 @@ def test_branches_share_a_generator():
 
 
 def test_another_process_goes_on():
-    """The order of the generators is that of the datasets, first above and then below."""
+    """The order of the generators is the datasets' order, first above and then below."""
 
     def make():
         inner = _range().shuffle(10, seed=1)

@@ -37,7 +37,7 @@ class Job:
         """The pushes need three leases until they have arrived."""
         self.flushes += 1
         self.now += min(seconds, 3 * LEASE)
-        self.master.queues()  # somebody looks, and leases that are due expire
+        self.master.queues()  # a look, at which leases that are due expire
         if self.now < 3 * LEASE:
             raise tf.errors.DeadlineExceededError(None, None, "no answer to a push")
 

@@ -1,4 +1,4 @@
-"""What is said of a pipeline's order, and that it is true."""
+"""The description of a pipeline's order, and that it is true."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def _generated():
     )
 
 
-# Those with a known order: all later iterators have the order that they have in another process.
+# Pipelines with a known order: all later iterators have the order that they have in another
+# process.
 KNOWN = {
     "in_order": lambda: _range().batch(4),
     "shuffled": lambda: _range().shuffle(ROWS, seed=1).batch(4),

@@ -46,7 +46,7 @@ def test_leases_that_have_ended_are_forgotten():
     assert positions == {0: 2, 1: 2, 2: 1, 3: 0}
     stream.forget(positions, lost=[3])
     assert stream.positions() == {2: 1}
-    # The records of the lost one are still among those that batches count.
+    # The records of the lost one are still among the counted ones.
     stream.read(4, 0, 2)
     stream.batch(3)
     stream.batch(2)

@@ -23,7 +23,7 @@ from tfdist.launch.ports import free_ports
 
 TIMEOUT = 80.0 * PATIENCE
 QUICK = Timing(answer=1.2, grace=2.0, probe=0.2, log=0.5)
-# For tests in which nobody is waited for: they end before one answer is late.
+# For tests in which no process is waited for: they end before one answer is late.
 SLOW = Timing(answer=30.0, grace=30.0, probe=0.2, log=0.5)
 
 
@@ -39,7 +39,7 @@ class Process:
       known: the addresses of the training tasks.
       index: this task's place among them.
       elastic: the limits.
-      description: what all members must agree on.
+      description: the values that all members must agree on.
       secret: the shared secret or None.
       timing: the protocol's times.
       timeout: the rendezvous timeout in seconds.
@@ -221,7 +221,7 @@ class CutProbes(Probes):
 
 
 def cut(*groups: Sequence[Process]) -> None:
-    """Lets processes reach only those of their own group; one group heals the partition.
+    """Lets processes reach only their own group; one group heals the partition.
 
     Calls under way between the groups still end.
     """

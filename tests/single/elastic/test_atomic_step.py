@@ -98,7 +98,7 @@ def lose_the_second(step: Callable[[], None], peer: Model) -> None:
 
 
 def test_a_step_is_torn():
-    """What a failure does without the gate."""
+    """The effect of a failure without the gate."""
     with pair() as (own, other):
         model = Model(own)
         lose_the_second(step_of(model.step), Model(other))

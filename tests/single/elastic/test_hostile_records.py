@@ -354,7 +354,7 @@ class _Job:
 )
 def test_each_error_of_a_record_ends_the_newcomer_by_name(error):
     job = _Job()
-    told = "worker 1: expected what .* call number 3 .*, fit, has left, received what .*: x"
+    told = "worker 1: expected the results of .* call number 3 .*, fit, received results .*: x"
     with pytest.raises(TfdistError, match=told) as caught, ends_if_wrong(job, Record("fit")):
         raise error
     assert job.ended == str(caught.value) and caught.value.__cause__ is error

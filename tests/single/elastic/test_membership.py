@@ -1,4 +1,4 @@
-"""Members of an elastic job form it, go on without the dead, and take in newcomers."""
+"""Members of an elastic job form it, continue without the dead, and take in newcomers."""
 
 from __future__ import annotations
 

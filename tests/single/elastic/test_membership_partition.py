@@ -1,4 +1,4 @@
-"""Members that cannot reach each other: at most one part of a job goes on."""
+"""Members that cannot reach each other: at most one part of a job continues."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_member_of_a_generation_that_others_have_established_does_not_join_tho
             others[0].result(timeout=4.0)
         assert not any(call.done() for call in others)
         cut(processes)
-        # Rank 2 learns it from those with which it was; the others, when it is a member again.
+        # Rank 2 learns it from the members of its own part; the others, when it is a member again.
         members, calls = processes[:2], dict(zip(processes[2:], others, strict=True))
         while calls:
             wait_for_newcomer(members[0], next(iter(calls.values())))
@@ -111,7 +111,7 @@ def test_a_member_goes_on_when_the_newcomers_of_an_attempt_are_cut_off():
 def test_two_halves_end_at_the_deadline_and_name_the_others():
     with closing() as processes:
         known = founded(processes, 2)
-        for process in processes:  # of what follows the founding
+        for process in processes:  # after the job was formed
             process.membership._peers.timeout = 3.5
         cut(*([process] for process in processes))
         calls = [Background(process.form) for process in processes]
@@ -140,7 +140,7 @@ def test_a_member_that_redirects_to_a_leader_that_was_passed_over():
 def test_a_dead_member_s_successor_keeps_a_woken_one_from_going_on_alone():
     with closing() as processes:
         known = founded(processes, 3)
-        # Rank 2 does not notice what happens; the job goes on with rank 0 and 1, then 1 and a new
+        # Rank 2 does not notice what happens; the job continues with rank 0 and 1, then 1 and a new
         # process, so that all others that rank 2 knows are dead but one; in the end all are.
         cut(processes[:2], processes[2:])
         formed(processes[:2])
@@ -162,7 +162,7 @@ def test_a_dead_member_s_successor_keeps_a_woken_one_from_going_on_alone():
 
 
 def wait_for_newcomer(leader, call):
-    """Waits until a newcomer waits at the leader; its call goes on."""
+    """Waits until a newcomer waits at the leader; its call continues."""
     wait_until(lambda: leader.membership.newcomers_wait() or call.done(), "the arrival")
     assert not call.done()
 

@@ -1,4 +1,4 @@
-"""Processes that an elastic job refuses by name, and that the job goes on undisturbed."""
+"""Processes that an elastic job refuses by name, and that the job continues undisturbed."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_impostors_who_know_the_secret():
         fields = dict(vars(me._peers.form_request(0.0)))
         living = {"number": 0, "holds_state": False}
         for changes, message in (
-            # Beside the one that lives, with its address.
+            # Beside the living one, with its address.
             ({"process": "twin", "address": known[0], **living}, "worker 0 at .* lives, and is"),
             ({"process": processes[0].membership.process}, "has the id of this process, worker 0"),
             ({"process": processes[2].membership.process}, "has the id of worker 2 at .* is work"),

@@ -1,4 +1,4 @@
-"""A job re-forms quickly while nobody is silent: no time of the protocol is waited for."""
+"""A job re-forms quickly while no process is silent: no time of the protocol is waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who leaves an elastic job after SIGTERM, and when all end instead."""
+"""The members that leave an elastic job after SIGTERM, and when all end instead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def job():
 
 
 def test_a_notice_that_comes_during_a_step_waits_for_the_next_one(job, monkeypatch):
-    """Else both of two workers would leave, each for the other one to go on, and nobody save."""
+    """Else both of two workers would leave, each for the other to continue, and none would save."""
     assert job.flags() == [0.0, 0.0]
     monkeypatch.setattr(notice, "at", 1.0)
     job.take_flags([0.0, 1.0])  # the other one leaves

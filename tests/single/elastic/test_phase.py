@@ -1,4 +1,4 @@
-"""The phases of a member of an elastic job are those of the drawing in their module."""
+"""The phases of a member of an elastic job match the drawing in their module."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_transition_that_is_not_in_the_table_is_refused(before, to):
         part.go(to)
         assert part.state is to
         return
-    with pytest.raises(AssertionError, match=f"^a process that is {before.name} .* {to.name}$"):
+    with pytest.raises(RuntimeError, match=f"^a process that is {before.name} .* {to.name}$"):
         part.go(to)
     assert part.state is before
 
@@ -134,7 +134,7 @@ def test_a_newcomer_that_joins_is_a_member(state, expected):
         ([(1.0, 1.0)], False, PlannedChange.DEPARTURE),
         ([(0.0, 1.0), (1.0, 0.0)], False, PlannedChange.DEPARTURE),
         ([(1.0, 0.0), (0.0, 1.0)], False, PlannedChange.DEPARTURE),
-        # The one that leaves takes part in the change for the newcomers.
+        # The leaving member takes part in the change for the newcomers.
         ([(1.0, 1.0)], True, PlannedChange.ADMISSION),
         ([(0.0, 1.0)], True, PlannedChange.NONE),
         # All end.

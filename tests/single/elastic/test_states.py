@@ -1,4 +1,4 @@
-"""The states of `tfdist.elastic`: what they keep, bring back and refuse, in one process."""
+"""The states of `tfdist.elastic`: the values they keep, bring back and refuse, in one process."""
 
 from __future__ import annotations
 

@@ -117,9 +117,9 @@ def test_a_made_up_newcomer_is_never_a_member():
         for generation in (2, 3):
             worlds = formed(processes)
             assert worlds[0].generation == generation and not worlds[0].newcomers
-        # Nobody has been waited for.
+        # No process has been waited for.
         assert time.monotonic() < began + 0.5 + SLOW.answer
-        # The one that is there is taken in beside them.
+        # The present one is taken in beside them.
         newcomer = joining(processes, known, 2, LIMITS)
         worlds = together([process.form for process in processes[:2]])
         check(processes, [*worlds, newcomer.result()], newcomers=[2])
@@ -161,7 +161,7 @@ def test_a_newcomer_that_no_member_can_reach_says_so():
 
 
 def test_a_member_that_was_given_other_addresses_is_no_stranger_to_the_port():
-    """Its connection does not count among those that are closed if there are too many."""
+    """Its connection does not count among connections that are closed if there are too many."""
     with closing() as processes:
         founded(processes, 2, LIMITS)
         first, other = (process.membership for process in processes)
@@ -309,13 +309,13 @@ def test_a_hostile_member_s_answers_send_nobody_out(caplog):
         worlds = together([process.form for process in processes[:2]])
         check(processes[:2], worlds)
         said = (
-            f"worker 2 at {processes[2].address} says that generation 99 has gone on without this"
+            f"worker 2 at {processes[2].address} says that generation 99 has continued without this"
         )
         assert said in caplog.text
 
 
 def test_a_squatter_at_a_dead_member_s_port_is_not_believed():
-    """It answers all calls: that the job has gone on, and that the caller is refused."""
+    """It answers all calls: that the job has continued, and that the caller is refused."""
     with closing() as processes:
         known = founded(processes, 3)
         processes[0].crash()

@@ -124,7 +124,7 @@ class Job:
         (True, False, False, 1),
         (True, True, False, 0),
         (True, False, True, 0),
-        # A script that leaves its job goes on, and may fail.
+        # A script that leaves its job continues, and may fail.
         (False, False, False, 0),
     ],
 )

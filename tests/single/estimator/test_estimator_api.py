@@ -10,7 +10,7 @@ from tfdist import estimator
 
 pytestmark = ignore_warnings
 
-# What TensorFlow 2.15 had in tf.estimator.
+# The names that TensorFlow 2.15 had in tf.estimator.
 NAMES = """
 BaselineClassifier BaselineEstimator BaselineRegressor BestExporter BinaryClassHead
 CheckpointSaverHook CheckpointSaverListener DNNClassifier DNNEstimator DNNLinearCombinedClassifier

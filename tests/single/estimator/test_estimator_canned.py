@@ -33,7 +33,7 @@ COMBINED = {
     "dnn_hidden_units": [4],
 }
 
-# Name: how to make it, which labels, and a key of what it predicts.
+# Name: how to make it, which labels, and a key of its predictions.
 CANNED = {
     "BaselineClassifier": ({}, "two", "probabilities"),
     "BaselineRegressor": ({}, "number", "predictions"),

@@ -1,4 +1,4 @@
-"""What Keras 3 does in a model_fn, where tf_keras does or refuses something else."""
+"""Features of Keras 3 in a model_fn, where tf_keras differs or refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model_fn may use of `tf.keras`, whichever Keras that is, and of TensorFlow 1."""
+"""The parts of `tf.keras`, whichever Keras that is, and of TensorFlow 1 that a model_fn may use."""
 
 from __future__ import annotations
 

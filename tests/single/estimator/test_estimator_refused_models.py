@@ -1,4 +1,4 @@
-"""What `model_to_estimator` does not make of a model of Keras 3; the error names it."""
+"""Models of Keras 3 that `model_to_estimator` refuses; the error names the reason."""
 
 from __future__ import annotations
 

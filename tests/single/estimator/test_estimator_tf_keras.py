@@ -12,7 +12,7 @@ import pytest
 from support.launching import PACKAGE
 
 TESTS = Path(__file__).parents[2]
-# All that does not depend on Keras 3; of what canned estimators share, one of each kind.
+# All that does not depend on Keras 3; of the common part of canned estimators, one of each kind.
 AGAIN = {
     "single/estimator/test_estimator_api.py": "names or every_name",
     "single/estimator/test_estimator_canned.py": (

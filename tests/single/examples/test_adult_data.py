@@ -67,7 +67,7 @@ def test_the_first_part_is_the_test(
 
 
 def test_the_package_has_all_of_it(adult: ModuleType) -> None:
-    """`scripts/test` installs it. The numbers of rows are those of its authors."""
+    """`scripts/test` installs it. The numbers of rows are its authors'."""
     train, test = adult.load(adult.find(None))
     assert (len(train.earns_more), int(train.earns_more.sum())) == (32_561, 7_841)
     assert (len(test.earns_more), int(test.earns_more.sum())) == (16_281, 3_846)

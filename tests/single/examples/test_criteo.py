@@ -72,7 +72,7 @@ def test_ids_are_zipfian(criteo: ModuleType) -> None:
         most, skew = generator.cardinality[feature], generator.skew[feature]
         counts = np.sort(np.unique(ids[:, feature], return_counts=True)[1])[::-1]
         assert len(counts) <= most
-        # What the k most frequent ids have in all, by the density's integral.
+        # The share of the k most frequent ids, by the density's integral.
         for k in (1, 10, 100):
             if k <= most:
                 expected = ((k + 1) ** (1 - skew) - 1) / ((most + 1) ** (1 - skew) - 1)

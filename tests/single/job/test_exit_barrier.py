@@ -104,7 +104,7 @@ def test_rank_0_that_leaves_releases_the_waiting():
         start = time.monotonic()
         members[0].close()
         assert [call.result() for call in calls] == [False, False]
-        # And one that comes when rank 0 has long left.
+        # A call may also come when rank 0 has long left.
         assert members[1].exit_barrier() is False
         assert time.monotonic() - start < TIMEOUT / 2
 

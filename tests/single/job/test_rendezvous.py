@@ -136,8 +136,8 @@ def test_a_restarted_rank_takes_the_place_of_its_former_process(log):
         lost = Background(former.rendezvous, "10.9.9.9:1", log_interval=0.2)
         # Only worker 2 is missing: worker 1's former process has joined.
         log.wait_for(r"waiting for worker 2 at [^,]*$")
-        # Only its port: the former process keeps calling, like one that was disconnected for a
-        # while.
+        # Only its port: the former process keeps calling, like a process that was disconnected for
+        # a while.
         former._server.close()
         with ControlPlane(members[1], settings()) as restarted:
             again = Background(restarted.rendezvous, data_address(1))
@@ -192,7 +192,7 @@ def test_other_clusters_are_refused_and_disturb_nobody(caplog):
                 ClusterConfigError, match=names + "the caller has another cluster"
             ) as caught:
                 plane.rendezvous(data_address(1))
-        # The caller's own addresses; rank 0 does not tell its to one that may be anybody.
+        # The caller's own addresses; rank 0 does not tell its own to an unknown caller.
         assert all(address in str(caught.value) for address in other.workers)
         assert members[0].workers[1] not in str(caught.value)
         with ControlPlane(members[1], settings()) as one:

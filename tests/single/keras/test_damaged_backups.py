@@ -1,4 +1,4 @@
-"""`fit` goes on from the backup before a damaged one, or ends with an error that names both."""
+"""`fit` continues from the backup before a damaged one, or ends with an error that names both."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_goes_on_from_the_backup_before_it(folder, damage, expected, caplog):
         np.testing.assert_array_equal(received, other)
     (warning,) = [r.getMessage() for r in caplog.records if "damaged" in r.getMessage()]
     assert warning.startswith(f"{folder / NEWEST} is damaged: ")
-    assert warning.endswith(f"; fit goes on from {folder / FORMER}, the backup before it")
+    assert warning.endswith(f"; fit continues from {folder / FORMER}, the backup before it")
     assert not folder.exists()
     caplog.clear()
 

@@ -1,4 +1,4 @@
-"""What tfdist changes in Keras: the table in the docs, tests of need, and refusals."""
+"""The changes of tfdist in Keras: the table in the docs, tests of need, and refusals."""
 
 from __future__ import annotations
 

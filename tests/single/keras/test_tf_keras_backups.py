@@ -72,7 +72,7 @@ def test_goes_on_from_the_backup_before_a_damaged_one(tmp_path, ending, damage, 
     assert successor.restored() == 1
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.startswith(f"{tmp_path}/ckpt-2 is damaged: ")
-    assert warning.endswith(f"fit goes on from {tmp_path}/ckpt-1, the backup before it")
+    assert warning.endswith(f"fit continues from {tmp_path}/ckpt-1, the backup before it")
     caplog.clear()
     # The damaged one does not count.
     assert successor.save(3) == str(tmp_path / "ckpt-3")

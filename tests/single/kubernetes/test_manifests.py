@@ -1,4 +1,4 @@
-"""Manifests: they fit the schemas, say what the options say, and let no value out of its place."""
+"""Manifests: they fit the schemas, match the options, and let no value out of its place."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ def test_the_pods_are_restricted(name):
         pod, (container,) = template["spec"]["securityContext"], template["spec"]["containers"]
         assert pod["runAsNonRoot"] and pod["runAsUser"] > 0
         assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
-        # Off unless asked for: a script that writes beside itself goes on doing so.
+        # Off unless asked for: a script that writes beside itself continues doing so.
         read_only = {"readOnlyRootFilesystem": True} if name.endswith("-protected") else {}
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,

@@ -42,7 +42,7 @@ def test_workers_that_die_together_are_one_failure():
     cooldowns = Cooldowns(Cooldown())
     for time in (100.0, 110.0):
         assert not any(cooldowns.failed("b", time, time + 5 + number) for number in range(8))
-    # One that was started before the others had died.
+    # A worker that was started before the others had died.
     assert not cooldowns.failed("b", 114.0, 119.0)
     assert cooldowns.failed("b", 120.0, 121.0)
 

@@ -49,7 +49,7 @@ def test_a_failed_job_names_its_dumps(launch, tmp_path):
     code, _, err = launch(FAILS, "--workers", "2").finish()
     assert code == 1
     (folder,) = tmp_path.glob("tfdist-debug-*")
-    assert f"tfdist run: what the tasks did last: 'tfdist debug explain {folder}'" in err
+    assert f"tfdist run: the tasks' last operations: 'tfdist debug explain {folder}'" in err
     assert folder.stat().st_mode & 0o777 == 0o700
     (dump,) = dumps.read_all(folder)
     assert (dump.task, dump.exception) == ("worker 1", "ValueError: a bad row")

@@ -354,7 +354,7 @@ if me == "worker 1":
     if os.fork() == 0:
         (here / "child").write_text(str(os.getpid()))
     wait_for_ever()
-wait_for_file("go on")
+wait_for_file("continue")
 """,
         *("--workers", "2:3:3"),
     )
@@ -365,7 +365,7 @@ wait_for_file("go on")
     assert launched.read_lines(1) == {"[worker 1] leaves"}
     # Its children end with it, not with the job.
     wait_until_gone(int(child.read_text()))
-    (tmp_path / "go on").touch()
+    (tmp_path / "continue").touch()
     code, _, err = launched.finish()
     assert code == 0
     assert starts(tmp_path) == {0: 1, 1: 1, 2: 1}

@@ -258,6 +258,17 @@ def test_a_number_outside_the_range_is_refused_and_changes_nothing(count):
     assert states(policy) == [RUNNING] * 3 + [FREE] * 2
 
 
+def test_a_job_that_all_workers_have_left_is_not_scaled():
+    policy = begun("1:3:2")
+    policy.left(0)
+    assert not policy.is_ending
+    policy.left(1)
+    assert policy.is_ending
+    with pytest.raises(ScaleError, match=r"^the job is ending: all workers have left$"):
+        policy.scale(2)
+    assert states(policy) == [FREE] * 3
+
+
 def test_a_worker_of_a_host_that_is_left_out_starts_again_with_a_fresh_count():
     policy = begun("1:3:3")
     restart(policy, 2, life=1)

@@ -1,4 +1,4 @@
-"""What follows from the end of a task in a job of a fixed number of tasks: without processes."""
+"""The consequences of a task's end in a job of a fixed number of tasks: without processes."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_a_full_stream_holds_its_limit_and_a_closed_one_nothing():
         os.close(readable)
         stream.flush_some()
         assert not stream.pending
-        stream.line(b"nobody reads this")
+        stream.line(b"no process reads this")
         assert not stream.pending
     finally:
         os.close(writable)

@@ -17,7 +17,7 @@ from tfdist.launch.ports import free_ports, free_range
 SECRET = "a secret of sixteen"
 TELL = """
 say(json.dumps([me, os.environ.get("TFDIST_METRICS_PORT"), os.environ["TF_CONFIG"]]))
-wait_for_file("go on")
+wait_for_file("continue")
 """
 
 
@@ -29,7 +29,7 @@ def launch(tmp_path):
 
 
 def told(lines):
-    """What the tasks have printed, by their names."""
+    """The tasks' output, by their names."""
     return {task[0]: task[1:] for task in (json.loads(line.partition("] ")[2]) for line in lines)}
 
 
@@ -57,7 +57,7 @@ def test_the_job_file_has_the_address_of_each_task(launch, tmp_path, monkeypatch
     token = capsys.readouterr().out
     assert main(["metrics", "token"]) == 0
     assert token == capsys.readouterr().out == metrics_token(SECRET.encode()) + "\n"
-    (tmp_path / "go on").touch()
+    (tmp_path / "continue").touch()
     assert running.finish()[0] == 0
 
 
@@ -68,13 +68,13 @@ def test_a_port_of_ones_own(launch, tmp_path, monkeypatch):
     assert {found for found, _ in told(running.read_lines(2)).values()} == {str(port)}
     expected = {"worker 0": f"127.0.0.1:{port}", "worker 1": f"127.0.0.1:{port + 1}"}
     assert JobFile.read(tmp_path / "job.json").metrics == expected
-    (tmp_path / "go on").touch()
+    (tmp_path / "continue").touch()
     code, _, err = running.finish()
     assert code == 0 and not err
 
 
 def test_the_path_of_the_job_file_is_told(launch, tmp_path, monkeypatch):
-    (tmp_path / "go on").touch()
+    (tmp_path / "continue").touch()
     monkeypatch.setenv("TFDIST_METRICS_PORT", "0")
     _, _, err = launch(TELL).finish()
     assert any("for 'tfdist metrics targets --job': " in line for line in err)

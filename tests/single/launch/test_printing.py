@@ -62,7 +62,7 @@ DUMP = Dump(
 
 
 def write(folder, name, **fields):
-    """Writes a file as a task, or somebody else, may have left it."""
+    """Writes a file as a task, or another process, may have left it."""
     text = json.dumps({"format": 1, **dataclasses.asdict(DUMP), "pending": [], **fields})
     (folder / f"{name}.json").write_text(text)
 

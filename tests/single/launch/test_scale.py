@@ -1,4 +1,4 @@
-"""`tfdist scale`: workers join and leave while the others go on."""
+"""`tfdist scale`: workers join and leave while the others continue."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_up_down_and_up_again(start, tmp_path):
     job.leaves(1, 2, 3)
     for index in (1, 2, 3):
         wait_until_gone(pids[index])
-    # The lines with "has left" follow those of `scale`: the slots are free now.
+    # The lines with "has left" follow the lines of `scale`: the slots are free now.
     lines = job.read_errors(3 + 5 + 3)
     assert sorted(lines[-3:]) == [
         f"worker {index} has left: exit code 143; workers now: 1" for index in (1, 2, 3)
@@ -422,7 +422,7 @@ def test_the_next_launcher_removes_what_a_killed_one_has_left(start, monkeypatch
     job = start(LEAVES, *("--workers", "1:2"))
     job.ready(0)
     with scale_channel.scale_listener() as (_, path):
-        # That of the running launcher stays.
+        # The running launcher's socket stays.
         assert len(list(folder.glob("tfdist-job-*"))) == 2 and path.is_socket()
         pid = job.pid(0)
         job.launched.process.kill()
@@ -584,7 +584,7 @@ def test_clients_that_say_nothing_or_go_are_forgotten(served):
         client.close()
     served.handle()
     assert len(served.readers) == 1
-    # One that sends its request and goes gets no answer; that is no error.
+    # A client that sends its request and goes gets no answer; that is no error.
     client = served.connect()
     client.send(b'{"workers": 3}')
     served.handle()

@@ -36,7 +36,7 @@ def test_an_end_is_noted_once_also_if_the_signal_handler_notes_it_meanwhile(monk
     def interrupted(*arguments):
         monkeypatch.setattr(launch_process.os, "waitid", waitid)
         found = waitid(*arguments)
-        # As the handler of SIGCHLD does, just before `check` goes on.
+        # As the handler of SIGCHLD does, just before `check` continues.
         noted.append(task.check())
         return found
 

@@ -1,4 +1,4 @@
-"""What `explain` says about dumps that are made up; test_hangs.py has those of real jobs."""
+"""The output of `explain` for made-up dumps; test_hangs.py has dumps of real jobs."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_failure_that_no_task_explains():
     failed = [{"rank": 1, "size": 3, "failure": "rank 1 of 3: lost rank 2", "waiting": None}]
     dumps[1] = dataclasses.replace(dumps[1], communicators=failed)
     assert only(dumps).text == (
-        "No task differs from the others. What ended the collectives of worker 1: rank 1 of 3: "
+        "No task differs from the others. The collectives of worker 1 ended by this: rank 1 of 3: "
         "lost rank 2."
     )
 
@@ -223,7 +223,7 @@ def test_former_generations_of_an_elastic_job_are_over():
     lost = [collective("a", 0), collective("b", 1, "failed")]
     later = [collective("b", 0, communicator=100), collective("c", 1, communicator=100)]
     assert only(job([*lost, *later], lost[:1] + later, elastic=True)).kind == "nothing"
-    # But not one that waits now.
+    # But not a rank that waits now.
     later[1] = collective("c", 1, "started", communicator=100)
     assert only(job([*lost, *later], lost[:1] + later[:1], elastic=True)).kind == "missing"
 

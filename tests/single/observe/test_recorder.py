@@ -1,4 +1,4 @@
-"""The flight recorder of one task: what it writes, where, and when it is asked."""
+"""The flight recorder of one task: its files, their places, and its answers to requests."""
 
 from __future__ import annotations
 

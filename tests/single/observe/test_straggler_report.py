@@ -1,4 +1,4 @@
-"""The straggler report: what it says, and what it is silent about."""
+"""The straggler report: the waits that it names, and the waits that it leaves out."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_reports_each_wait_once(clock, caplog):
     waiting = Waiting(worker_1=50.0, worker_2=0.0)
     report.follow(waiting)
     clock[0] += 100
-    # What was before the report begins does not count.
+    # Waits before the report begins do not count.
     waiting.seconds = {"worker_1": 50.5, "worker_2": 30.0}
     waiting.causes = {"worker 2": "all_reduce 'dense'"}
     steps[0] = 90

@@ -151,8 +151,8 @@ def test_what_is_missing_is_said(tmp_path):
     )
     assert found.notes[1:] == [
         "worker 0: 7 events are missing, which came faster than they could be written",
-        "worker 1 has not ended its recording, and its last line is torn; it was killed, or goes "
-        "on",
+        "worker 1 has not ended its recording, and its last line is torn; it was killed, or "
+        "continues",
     ]
     timeline = Timeline(path)
     assert timeline.about["notes"] == found.notes

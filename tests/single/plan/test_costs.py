@@ -35,7 +35,7 @@ def test_the_published_example():
     assert round(estimate.efficiency, 4) == 0.0765
     assert round(estimate.bandwidth_needed / MB) == 13_584
     assert estimate.speedup == pytest.approx(4 * 0.55 / 7.19128, rel=1e-12)
-    # The published 13,582 MB/s is that of 553.36 MB.
+    # The published 13,582 MB/s is for 553.36 MB.
     rounded = PlannedTraining(553_360_000 // 4, 0.55, Links(125 * MB))
     assert round(costs.all_reduce(rounded, 4, target=0.9).bandwidth_needed / MB) == 13_582
 

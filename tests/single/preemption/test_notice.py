@@ -48,12 +48,12 @@ def test_it_is_taken_within_the_block_only():
         with notice.expected():
             tell()
             assert noticed()
-        print("goes on", flush=True)
+        print("continues", flush=True)
         time.sleep(1.1)
         tell()
         time.sleep(20)
     """)
-    assert (ended.returncode, ended.stdout) == (143, "goes on\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (143, "continues\n"), ended.stderr
     assert "SIGTERM for the second time" in ended.stderr
 
 

@@ -28,7 +28,7 @@ class Job:
 
     def __init__(self, workers):
         self.now = 0.0
-        self.waiting = set()  # pairs: whose step waits for whose
+        self.waiting = set()  # pairs: a step's worker, and the worker that it waits for
         self.rounds = EpochRounds(workers, TIMEOUT, self.now)
         for rank in range(workers):
             self.rounds.attach(rank, f"process {rank}")

@@ -32,7 +32,7 @@ def test_lookups_of_a_step_go_together(job):
     counts = counted(job, lambda: rows.extend(step(ids)))
     assert counts["lookups"] == 1
     assert counts["lookup_ids"] == 26 * 4
-    # Each table's ids once: those of five or six lookups, which are i, i + 5, ...
+    # Each table's ids once: the ids of five or six lookups, which are i, i + 5, ...
     unique = [{k + i for i in range(t, 26, 5) for k in (3, 9, 27)} for t in range(5)]
     assert counts["lookup_rows"] == sum(len(each) for each in unique)
     for i in range(26):

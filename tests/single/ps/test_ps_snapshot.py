@@ -127,12 +127,12 @@ def test_two_processes_that_write_the_same_file_do_not_share_one(tmp_path):
     """As a server that was stopped in its snapshot, and its successor."""
     path = tmp_path / "snapshot-00000001.npz"
     with files.replaced(str(path)) as stopped:
-        stopped.write(b"of the one ")
+        stopped.write(b"of the writer ")
         with files.replaced(str(path)) as successor:
             successor.write(b"of the other")
         assert path.read_bytes() == b"of the other"
         stopped.write(b"that was stopped")
-    assert path.read_bytes() == b"of the one that was stopped"
+    assert path.read_bytes() == b"of the writer that was stopped"
     assert os.listdir(tmp_path) == [path.name]
 
 

@@ -105,7 +105,7 @@ LIKE_KERAS = {
 
 @pytest.mark.parametrize("name", LIKE_KERAS)
 def test_rows_step_as_keras_steps_variables_of_one_row(name):
-    """The oracle: Keras with a variable for each row, given those that have a gradient."""
+    """The oracle: Keras with a variable for each row, given the variables that have a gradient."""
     count, width, steps = 6, 5, 12
     optimizer = LIKE_KERAS[name]()
     table = tfdist.EmbeddingTable("t", width, optimizer=optimizer, initializer="normal")

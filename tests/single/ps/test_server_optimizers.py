@@ -1,4 +1,4 @@
-"""The optimizers that run on a server, step by step beside those of Keras."""
+"""The optimizers that run on a server, step by step beside Keras's."""
 
 import ctypes
 import functools

@@ -164,7 +164,7 @@ class Collect:
         self.average = [0.9 * a + 0.1 * w for a, w in zip(before, weights, strict=True)]
 
     def result(self) -> dict[str, Any]:
-        """What it has in the end, but for what is a process's own."""
+        """Its attributes in the end, except a process's own."""
         assert self.path == f"/of/process/{os.getpid()}"
         return {
             "losses": self.losses,

@@ -23,7 +23,8 @@ from support.elastic.elastic_training import SIGNALS, Fit, Go, Result, SelfFault
 from support.processes.ranks import RankGroup, start_ranks
 
 WORKERS = 4
-# Seconds for what follows a fault: detection, a new generation, and the start of a new process.
+# Seconds for the recovery from a fault: detection, a new generation, and the start of a new
+# process.
 TIMEOUT = 120.0
 PREEMPTED = 128 + signal.SIGTERM
 
@@ -35,8 +36,9 @@ class Fault:
     Args:
       kind: "kill", "kill with servers", which are started again at once, "stop" or "leave".
       rank: the worker's rank when the epochs begin.
-      place: where it comes from inside; "" for one from outside, at any moment since the job was
-        founded; "founding" for one from outside, at any moment since the process was started.
+      place: where it comes from inside; "" for a fault from outside, at any moment since the job
+        was formed; "founding" for a fault from outside, at any moment since the process was
+        started.
       epoch: of the epochs that are permitted then, from 0; only of a fault from inside.
       batch: of the epoch, from 0, or `None` for any; only of a fault from inside.
       delay: seconds since the fault before it; only of one from outside.
@@ -54,11 +56,11 @@ class Faults:
     """Faults that come together.
 
     Args:
-      *faults: those from outside come in this order.
+      *faults: faults from outside come in this order.
       epochs: how many epochs the workers train meanwhile.
-      restarts: whether those that have ended are started again: "at once", "later" or "never";
+      restarts: whether ended workers are started again: "at once", "later" or "never";
         "all": later, with all that have ended before.
-      kills_stopped: whether those that are stopped are killed; else they continue.
+      kills_stopped: whether stopped workers are killed; else they continue.
       joiner: a fault of the first worker that is started again.
     """
 
@@ -133,7 +135,7 @@ class Course:
         self.repeated = 0
 
     def reports(self, slot: int, key: str) -> list[Any]:
-        """What a slot's process has reported by a key."""
+        """The values that a slot's process has reported by a key."""
         return [value for found, value in list(self.ranks[slot].reports) if found == key]
 
     def _world(self, slot: int) -> dict[str, Any] | None:
@@ -161,7 +163,7 @@ class Course:
         return self.epochs in self.reports(slot, "pauses after")
 
     def _wait(self, condition: Callable[[], bool], what: str, timeout: float = TIMEOUT) -> None:
-        """Waits; fails at once if a worker ends that nobody has harmed."""
+        """Waits; fails at once if a worker ends without a fault."""
 
         def unexpected() -> list[int]:
             return [
@@ -203,7 +205,7 @@ class Course:
             for slot in slots():
                 self._go(slot)
 
-    # What a test does.
+    # The calls of a test.
 
     def begin(self, faults: Faults) -> None:
         """Starts the training, with faults of the beginning."""
@@ -315,7 +317,7 @@ class Course:
             time.sleep(fault.delay)
             when = self.ranks[slot].send_signal(SIGNALS[fault.kind])
         else:
-            # One that was stopped has reported that fault before.
+            # A stopped worker has reported that fault before.
             self._wait(lambda: len(self.reports(slot, "fault")) > before, f"{fault}")
             when = self.reports(slot, "fault")[-1][1]
         state.is_stopped |= fault.kind == "stop"

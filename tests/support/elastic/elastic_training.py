@@ -1,6 +1,6 @@
 """One worker of an elastic `fit` that suffers faults, and the same `fit` of one plain process.
 
-The `fit` is that of Keras 3 or of tf_keras.
+The `fit` is Keras 3's or tf_keras's.
 
 The workers pause at the ends of epochs, until the test permits more of them: so a script of faults
 says in which epoch each fault comes, and faults do not pile up on a slow machine. A fault from
@@ -100,11 +100,11 @@ class SelfFault:
 
 @dataclasses.dataclass(frozen=True)
 class Go:
-    """What the test sends to a worker.
+    """The message of the test to a worker.
 
     Args:
       epochs: how many it may train.
-      faults: those that are to come from inside.
+      faults: the faults that are to come from inside.
       ends: whether `fit` ends at once.
     """
 
@@ -115,7 +115,7 @@ class Go:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a worker has at the end.
+    """The values of a worker at the end.
 
     Attributes:
       weights: the model's.
@@ -142,7 +142,7 @@ def _rows(fit: Fit, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _data(fit: Fit) -> dict[str, Any]:
-    """The arguments of `fit` that say what it trains on."""
+    """The arguments of `fit` for its data."""
     if fit.model.startswith("ledger"):
         records = np.arange(ROWS)
         arrays = records, records

@@ -1,7 +1,7 @@
 """A `fit` with callbacks that write files, whose numbers are exact on any number of workers.
 
 All rows of a batch are equal, and the loss is linear in the weights. So all sums are exact, and the
-files of several workers are those of one process, byte by byte.
+files of several workers equal one process's, byte by byte.
 
 Rank 0 kills itself at a named place, if it is the first process that comes there.
 """
@@ -29,7 +29,7 @@ TIMEOUT = 120.0
 
 
 def die(folder: Path, place: str) -> None:
-    """Kills this process, if it is the first one that comes to a place."""
+    """Kills this process, if it is the first process that comes to a place."""
     try:
         (folder / f"died {place}").touch(exist_ok=False)
     except FileExistsError:
@@ -38,7 +38,7 @@ def die(folder: Path, place: str) -> None:
 
 
 def model_of(library: str, **options: Any) -> Any:
-    """A compiled model of "keras" or "tf_keras"; `options` are those of its optimizer."""
+    """A compiled model of "keras" or "tf_keras"; `options` are its optimizer's."""
     keras = importlib.import_module(library)
     keras.backend.set_floatx("float64")
     keras.utils.set_random_seed(1)
@@ -124,7 +124,7 @@ class Faults(Callback):
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """What is below a folder, by path: weights of models, events, lines; names alone of others."""
+    """The files below a folder, by path: weights, events, lines; of other files their names."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -190,7 +190,7 @@ def replace_package() -> None:
         value = tf.cast(tf.convert_to_tensor(value), tf.float32)
         return tf.summary.write(name, value, step=step, metadata=_metadata("histograms"))
 
-    # Modules of one content: the last one is that of tf_keras.
+    # Modules of one content: the last one is tf_keras's.
     for name in ("tensorflow", "tensorflow.compat.v2"):
         summary = importlib.import_module(name).summary
         summary.scalar, summary.histogram = scalar, histogram

@@ -41,7 +41,7 @@ def probe(server: str, /, **fields) -> dict:
 
 
 def form(server: str, description: dict, /, **fields) -> dict:
-    """Asks a task for a place in the next generation, as a newcomer does but for `fields`."""
+    """Asks a task for a place in the next generation, as a newcomer does except for `fields`."""
     newcomer = {
         "to": "",
         "process": STRANGER,
@@ -66,7 +66,7 @@ def leave(server: str, process: str, /, **fields) -> dict:
 
 
 def made_up(number: int, job: str) -> dict:
-    """A later generation that nobody has formed, as requests have named it."""
+    """A later generation that no process has formed, as requests have named it."""
     members = [{"process": STRANGER, "name": "worker 7", "address": "127.0.0.1:1"}]
     fields = {"number": number, "members": members, "newcomers": [], "job": job, "salt": "s"}
     packed = base64.b64encode(zlib.compress(json.dumps(fields).encode())).decode()

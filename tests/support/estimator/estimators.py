@@ -238,7 +238,7 @@ class Seen(v1.train.SessionRunHook):
 
     Attributes:
       first: the values that the first step sees.
-      steps: a list of values for each step, those that it leaves in this worker.
+      steps: a list of values for each step, which it leaves in this worker.
       last: the values in the end.
       names: the variables'.
     """

@@ -1,4 +1,4 @@
-"""Attacks a job for a time, and compares it with one that nobody disturbs."""
+"""Attacks a job for a time, and compares it with an undisturbed one."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Attacks on a parameter server, by strangers and by a member that knows the secret.
 
-Each is a function of a `Target` and a source of random choices, which makes one attempt and
-returns its outcome: "refused" (thrown out, or answered by an error), "answered" (a well-formed
-request of a member about what is its own), or "left" (the attacker has left, or holds on).
+Each is a function of a `Target` and a source of random choices, which makes one attempt and returns
+its outcome. Outcomes are "refused" (thrown out, or answered by an error), "answered" (a well-formed
+request of a member about its own values), or "left" (it has left, or holds on).
 
-A member is allowed to change the job. What would change it legitimately is left out, so that the
-job's result stays known: a push that the server accepts (it is a contribution to a step), a write
-to a variable, table or reduction that is not the member's own, an OPEN or an Attach in the rank of
-a task that trains, and a notice of preemption.
+A member is allowed to change the job. Legitimate changes are left out, so that the job's result
+stays known: a push that the server accepts, since it is a contribution to a step; a write to a
+variable, table or reduction that is not the member's own; an OPEN or an Attach in the rank of a
+task that trains; a notice of preemption.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ REFUSED, ANSWERED, LEFT = "refused", "answered", "left"
 MEMBER, ACCOMPLICE = 2, 3
 # Tables in the snapshot with which the job begins: rows without slots.
 TABLES, TABLE_WIDTH, TABLE_ROWS = 200, 8, 64
-# Bounds of what attackers hold at once, per server.
+# Bounds of the attackers' connections and calls at once, per server.
 CONNECTIONS, DRIPS, HALF_CALLS, IDLE_MEMBERS = 300, 40, 300, 32
 STREAMS = 64  # of half calls on a connection
-SCANS = 200  # whose answers are not read
+SCANS = 200  # scans with unread answers
 _PIECES = 20  # of a long request
 _REFUSALS = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT)
 # A server has no time for a stranger among thousands.
@@ -215,7 +215,7 @@ def replay(target: Target, source: random.Random) -> str:
 
 
 def begin_half_calls(target: Target, source: random.Random) -> str:
-    """Begins calls whose bodies lack the last byte, goes on with earlier ones, and stays."""
+    """Begins calls whose bodies lack the last byte, continues with earlier ones, and stays."""
     path = source.choice([method.path for method in METHODS])
     size = pieces.MAX_REQUEST_BYTES - 1
     calls = raw_http2.HalfCalls(f"127.0.0.1:{target.control_port}", path, STREAMS, size)
@@ -269,7 +269,7 @@ def call_as_a_stranger(target: Target, source: random.Random) -> str:
     called = source.choice(METHODS)
     request = encoding.encode(made_up(called.request, lambda kind: values[kind]()))
     method = called.path
-    if called in (CLOCK, STATS, TASK_STATUS):  # anybody may ask for these, and is answered
+    if called in (CLOCK, STATS, TASK_STATUS):  # any process may ask for these, and is answered
         method = method.replace(".1/", ".2/")
     body = source.choice([request, request[:-1], b"["])
     try:
@@ -314,7 +314,7 @@ def _request(source: random.Random) -> bytes:
         lambda: ps.message(source.randrange(33, 48), some(source.randrange(1, 200))),
         lambda: ps.message(source.randrange(48, 256), some(20)),
         lambda: ps.message(ps.OPEN, bytes(16)),
-        # Updates of what does not exist, and of other shapes: a push that is refused.
+        # Updates of missing variables, and of other shapes: a push that is refused.
         lambda: ps.message(ps.PUSH, ps.push(unknown, 1, 0, 0), some(numbers)),
         lambda: ps.message(ps.PUSH, ps.push(unknown, 5, 1, 4), bytes(24)),
         lambda: ps.message(ps.PUSH, ps.push(table, 5, 1, TABLE_WIDTH + 1), bytes(8 + 36)),
@@ -409,7 +409,7 @@ def replace_a_table_under_an_edit(target: Target, source: random.Random) -> str:
         _expect_ok(other.ask(ps.TABLE, ps.listed([entry])))
         session.send(request[-4:])
         outcome = _outcome(session)
-        # Nobody's memory but the rows' own.
+        # No memory but the rows' own.
         _, _, payload = other.ask(ps.SCAN_ROWS, ps.scan(table, 2 * TABLE_ROWS))
         rows = len(payload) // (16 + 12 * TABLE_WIDTH)
         floats = struct.unpack(f"<{rows * 3 * TABLE_WIDTH}f", payload[16 * rows :])
@@ -520,9 +520,9 @@ class Kind:
     may_be_answered: bool = False
 
 
-# A blocked connection costs a buffer; 256 of strangers are kept. What is larger:
+# A blocked connection costs a buffer; 256 of strangers are kept. Larger costs:
 #   - half calls: 256 connections of 0.14 MB, and what malloc keeps of them
-#   - answers that nobody reads: 64 of 10,000 rows at most, and then no more requests are read
+#   - unread answers: 64 of 10,000 rows at most, and then no more requests are read
 #   - pieces of long requests: 12 MB of each connection, 48 MB and 12 MB for each rank of all
 KINDS = {
     "intrusions": Kind(intrude, 60, 2),
@@ -537,7 +537,7 @@ KINDS = {
     "tables replaced under edits": Kind(
         replace_a_table_under_an_edit, 0.5, 16, by_member=True, may_be_answered=True
     ),
-    "answers that nobody reads": Kind(read_no_answers, 0.2, 64, by_member=True),
+    "unread answers": Kind(read_no_answers, 0.2, 64, by_member=True),
     "reductions alone": Kind(wait_alone, 2, 8, by_member=True),
     "in another's rank": Kind(come_in_another_s_rank, 5, 8, by_member=True),
     "pieces of long requests": Kind(

@@ -29,7 +29,7 @@ def message(
       meta: its fields.
       payload: its values.
       id: of the request.
-      **claims: what the header says else: `magic`, `meta_bytes`, `exposed`, `payload_bytes`.
+      **claims: further fields of the header: `magic`, `meta_bytes`, `exposed`, `payload_bytes`.
     """
     sizes = {"meta_bytes": len(meta), "exposed": 0, "payload_bytes": len(payload)}
     said = {"magic": MAGIC, **sizes, **claims}
@@ -69,7 +69,7 @@ def scan(table_id: int, rows: int, cursor: int = 0, incarnation: int = 0) -> byt
 
 
 def lookup(table_id: int, rows: int) -> bytes:
-    """Returns the meta of LOOKUP, as of a training step."""
+    """Returns the meta of LOOKUP, as in a training step."""
     return b"\1" + listed([struct.pack("<IQB", table_id, rows, FLOAT32)])
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from support.launching import PACKAGE
 
 OPS = Path(__file__).resolve().parents[3] / "ops"
-# Freed memory waits there before it is used again: MB, part of what a task holds.
+# Freed memory waits there before it is used again: MB, part of a task's memory.
 QUARANTINE = 16
 # Misuse in a loop of ours, so that no function is in between that the sanitizer replaces, such as
 # memcpy: it reads a block of the C heap beyond its end, and at addresses of no int64.
@@ -54,7 +54,7 @@ class SanitizedLibrary:
     def environment(self) -> dict[str, str]:
         """Returns the variables of a process that loads this library."""
         # The first library of a process has to be the sanitizer's, which looks for the functions
-        # that it replaces at its start, those of C++ too.
+        # that it replaces at its start, also C++'s.
         first = [_file_of_compiler(name) for name in ("libasan.so", "libstdc++.so")]
         reports = f"log_path={self._reports / 'report'}"
         return {

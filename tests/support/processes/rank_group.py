@@ -40,7 +40,7 @@ class Rank:
 
     @property
     def alive(self) -> bool:
-        """The process has not ended yet; true also of one that is stopped."""
+        """The process has not ended yet; true also of a stopped one."""
         return self.exited_at is None
 
     def kill(self) -> float:
@@ -203,7 +203,7 @@ class RankGroup:
 
         Args:
           timeout: seconds to wait for them.
-          only: the ranks to wait for; by default all. Those that a test has stopped never end.
+          only: the ranks to wait for; by default all. Ranks that a test has stopped never end.
           grace: seconds that the others have after one rank has failed; unlimited by default.
 
         Returns:

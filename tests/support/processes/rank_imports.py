@@ -17,9 +17,9 @@ from tfdist.ops import library
 
 library.c_api()
 
-# What most ranks import when they train, which takes each of them 0.1 s; without tf_keras, without
-# KerasTuner, and without the layers that are registered with Keras: that they are found where a
-# program needs them is tested.
+# The packages that most ranks import when they train, which takes each of them 0.1 s; without
+# tf_keras, without KerasTuner, and without the layers that are registered with Keras: tests check
+# that these are found where a program needs them.
 for _package in ("config", "data", "elastic", "job", "keras", "ps"):
     _path = [f"{folder}/{_package}" for folder in tfdist.__path__]
     for _module in pkgutil.walk_packages(_path, f"tfdist.{_package}."):

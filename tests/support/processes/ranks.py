@@ -124,7 +124,7 @@ def start_ranks(
     env: Mapping[str, str] | None = None,
     roles: Sequence[str] | None = None,
 ) -> Iterator[RankGroup]:
-    """Runs `body(ctx, *args, **kwargs)` in `size` processes; ends those still alive on leaving.
+    """Runs `body(ctx, *args, **kwargs)` in `size` processes; ends processes still alive on leaving.
 
     Args:
       body: a top-level function of a module.

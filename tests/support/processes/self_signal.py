@@ -7,7 +7,7 @@ import time
 
 
 def signal_self(number: int) -> None:
-    """Sends a signal; if this process goes on, returns once it has taken it for a notice.
+    """Sends a signal; if this process continues, returns once it has taken it for a notice.
 
     A thread takes it, which may come after the next steps of a small model.
     """

@@ -45,7 +45,7 @@ class Fault:
       worker: its number; of no meaning for "join".
       place: where it comes from inside (see under_faults.py), or "" for one from outside.
       count: how often the process has reached the place by then, from 1.
-      life: of the worker's processes the one that suffers it, from 0.
+      life: the number of the worker's process that suffers it, from 0.
       step: of a fault from outside: it comes when a worker has done as many steps.
       delay: seconds from then to the fault.
       seconds: how long a stop lasts.
@@ -75,11 +75,11 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """What a run of a script suffers.
+    """The faults of a run of a script.
 
     Args:
       workers: "MIN:MAX:START", as for `tfdist run`.
-      faults: those from outside come in this order.
+      faults: faults from outside come in this order.
       pause: seconds that each worker waits after each step.
       is_quick: whether silent processes are given up after 3 seconds.
     """
@@ -95,7 +95,7 @@ class Course:
 
 @dataclasses.dataclass
 class Found:
-    """What a run has left.
+    """The results of a run.
 
     Attributes:
       folder: with `output`, which is the script's, and what workers have reported.
@@ -336,7 +336,7 @@ def _judge(found: Found, code: int | None, start: int) -> None:
     """Finds workers that ended by themselves with an error, and jobs that did not end.
 
     Args:
-      found: what the run has left.
+      found: the results of the run.
       code: the launcher's exit code; `None` if it has not ended in time.
       start: the number of workers at the beginning.
     """
@@ -349,7 +349,7 @@ def _judge(found: Found, code: int | None, start: int) -> None:
     leaving = {fault.worker for fault in found.came if fault.kind == "leave"}
 
     def all_lost(worker: int) -> bool:
-        # It had left out calls, and cannot go on alone; all begin again.
+        # It had left out calls, and cannot continue alone; all begin again.
         log = found.folder / "logs" / f"worker-{worker}.log"
         return found.may_begin_again and _ALL_LOST in log.read_text()
 
@@ -376,5 +376,5 @@ def _judge(found: Found, code: int | None, start: int) -> None:
 
 
 def chosen_scripts(names: Sequence[str]) -> list[str]:
-    """Returns the names, or those of all scripts if there are none."""
+    """Returns the names, or the names of all scripts if there are none."""
     return list(names) or NAMES

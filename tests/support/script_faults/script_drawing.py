@@ -17,7 +17,7 @@ KINDS = {
     "leave": 2,
     "join": 2,
 }
-# Each with its weight; those of files are reached by rank 0 alone, which worker 0 is at first.
+# Each with its weight; places of files are reached by rank 0 alone, which worker 0 is at first.
 PLACES = {
     "fit": 3,
     "after fit": 3,
@@ -54,7 +54,7 @@ def drawn(seed: str, reached: Counter[str], pause: float) -> Course:
     choose = random.Random(seed)
     workers = choose.choice(["1:4:2", "2:4:2", "2:4:3"])
     _, _, start = map(int, workers.split(":"))
-    # Without enough workers all stop, and a stopped one that continues waits for a long time.
+    # Without enough workers all stop, and a stopped worker that continues waits for a long time.
     may_leave = workers.startswith("1:")
     faults: list[Fault] = []
     steps = sorted(choose.randrange(1, reached["step"]) for _ in range(6))

@@ -1,4 +1,4 @@
-"""Compares a script's state in the end, and its files, with those of one process."""
+"""Compares a script's state in the end, and its files, with one process's."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _first(expected: dict[str, Any], received: dict[str, Any]) -> str:
 
 
 def _compare(name: str, expected: Any, received: Any) -> Iterator[str]:
-    """Yields how two values differ, with the names of what differs."""
+    """Yields how two values differ, with the names of the differences."""
     if isinstance(expected, dict) and isinstance(received, dict):
         for key in dict.fromkeys([*expected, *received]):
             if key not in expected or key not in received:
@@ -123,7 +123,7 @@ def _compare_tables(name: str, expected: str, received: str, begins_again: bool)
     one, other = (list(csv.reader(io.StringIO(text))) for text in (expected, received))
     if begins_again:
         # As in one process that is started again, a log that is appended to has the lines of the
-        # job that was lost, and another one only those after the backup.
+        # job that was lost, and another one only lines after the backup.
         count = min(len(one), len(other))
         one, other = (lines[:1] + lines[len(lines) - count + 1 :] for lines in (one, other))
     if len(one) != len(other):

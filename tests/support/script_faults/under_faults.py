@@ -3,8 +3,8 @@
     python under_faults.py script.py
 
 The script knows nothing of it. The environment variable SCRIPT_COURSE has a `Course` as JSON; the
-worker's number is that of TF_CONFIG. A place of faults is a call of Keras that begins or ends, and
-its number counts from 1 in each process. A worker writes the places that it has reached to
+worker's number is in TF_CONFIG. A place of faults is a call of Keras that begins or ends, and its
+number counts from 1 in each process. A worker writes the places that it has reached to
 `places-WORKER-LIFE`, and its state to `state-WORKER-LIFE`, where LIFE counts the processes of a
 worker from 0.
 """
@@ -137,7 +137,7 @@ class Decisions:
 
 
 def plain(value: Any) -> Any:
-    """What a value of the script is compared by; None of one that is not compared."""
+    """The form in which a value of the script is compared; None if it is not compared."""
     import keras
     import numpy as np
 

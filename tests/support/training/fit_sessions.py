@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from tfdist.keras.session import calls
 from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.session import FitSession, Session
 
@@ -89,7 +90,10 @@ def callbacks(*each: Any) -> SimpleNamespace:
 def fit(
     session: FitSession, epochs: int = 1, batches: int = 2, given: Any = None, logs: Any = None
 ) -> Any:
-    """Makes the calls of a `fit` of a Keras; returns the logs of the last epoch."""
+    """Makes the calls of a `fit` without validation; returns the logs of the last epoch.
+
+    The data is not opened: `open_data` is not called.
+    """
     given = callbacks() if given is None else given
     made = {"loss": 1.0} if logs is None else logs
 
@@ -98,9 +102,10 @@ def fit(
         session.begin_fit(given, lambda: None)
         for epoch in range(epochs):
             session.begin_epoch(epoch)
-            for batch in range(batches):
-                session.batch = batch + 1
-                session.end_step(batch, made)
+            with calls.steps_of(object(), contextlib.nullcontext()):
+                for batch in range(batches):
+                    session.batch = batch + 1
+                    session.end_step(batch, made)
             results = session.results(made, dict, of_validation=False)
             session.end_epoch()
         session.end_fit()
@@ -150,7 +155,7 @@ class Noting(Participant[Any]):
         """Notes."""
         self._note(f"after_step {self.session.last_batch}")
 
-    def end_steps(self, steps: Any, data: Any) -> Any:
+    def around_steps(self, steps: Any, data: Any) -> Any:
         """Notes."""
         return self._around(steps)
 
@@ -159,7 +164,7 @@ class Noting(Participant[Any]):
         self._note("before steps")
         with steps:
             yield
-        self._note("end_steps")
+        self._note("around_steps")
 
     def results(self, logs: Any, make: Any, *, of_validation: bool) -> Any:
         """Notes."""

@@ -1,8 +1,8 @@
 """Puts Keras's own behaviour back, without one of tfdist's repairs.
 
-`tfdist.keras.registry` knows what was installed. A test of a repair undoes it and shows that Keras
-fails in the known way; `test_keras_registry.py` looks for `without("NAME")` to see that each repair
-has such a test.
+`tfdist.keras.registry` lists the installed replacements. A test of a repair undoes it and shows
+that Keras fails in the known way; `test_keras_registry.py` looks for `without("NAME")` to see that
+each repair has such a test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def repaired() -> list[registry.Replacement]:
 
 
 def replacements_of(target: object) -> list[registry.Replacement]:
-    """What stands in the place of a function of Keras, from the outermost on."""
+    """The replacements of a function of Keras, from the outermost on."""
     found = []
     while hasattr(target, "__wrapped__"):
         if hasattr(target, "tfdist_replacement"):

@@ -96,7 +96,7 @@ def hear(ctx: Any, what: str) -> None:
 
 
 class Pauses(keras.callbacks.Callback):
-    """Pauses after some steps, once the servers have answered, until the test sends "go on".
+    """Pauses after some steps, once the servers have answered, until the test sends "continue".
 
     Args:
       ctx: the rank's context.
@@ -127,11 +127,11 @@ class Pauses(keras.callbacks.Callback):
         stats = self.model.distribute_strategy.communication_stats
         wait_until(lambda: stats().pushes == step, f"the answer to push {step}")
         self._ctx.report("paused", step)
-        self._ctx.wait_for("go on", timeout=240)
+        self._ctx.wait_for("continue", timeout=240)
         if self._look:
             state_of(self.model)
             self._ctx.report("looked", step)
-            self._ctx.wait_for("go on", timeout=240)
+            self._ctx.wait_for("continue", timeout=240)
 
 
 def state_of(model: keras.Model) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def train(
       **options: of the strategy.
 
     Returns:
-      `state_of` the model at the end, and "ends" as of `Pauses`.
+      `state_of` the model at the end, and "ends" as in `Pauses`.
     """
     tfdist.init(checkpoint_dir=options.get("checkpoint_dir"))
     # Workers make different numbers of steps, and none of them uses metrics.
@@ -190,7 +190,7 @@ def reach(ranks: Any, step: int, *workers: int, word: str = "paused") -> None:
 def go_on(ranks: Any, *workers: int) -> None:
     """Ends the pause of workers."""
     for rank in workers:
-        ranks.send(rank, "go on")
+        ranks.send(rank, "continue")
 
 
 def ended_well(outcomes: Sequence[Any], workers: int) -> None:

@@ -20,7 +20,7 @@ ADAPTIVE = 5e-6  # Adam divides by a small number, which enlarges the rounding
 
 
 class RowCounter(keras.metrics.Metric):
-    """Counts rows; its result is its variable, as that of the example in Keras's documentation."""
+    """Counts rows; its result is its variable, as in the example of Keras's documentation."""
 
     def __init__(self) -> None:
         super().__init__(name="rows")
@@ -95,8 +95,8 @@ def train_like_one_process(
 ) -> Any:
     """Trains on all ranks and, before that, on rank 0 alone; asserts that both give the same.
 
-    Every rank starts from its own seed, so the weights can agree only if those of rank 0 were
-    given to all.
+    Every rank starts from its own seed, so the weights can agree only if rank 0's were given to
+    all.
 
     Args:
       ctx: the rank's context.
@@ -207,9 +207,10 @@ def train_by_replica_means(
 ) -> None:
     """Trains without a strategy as `replicas` replicas do together.
 
-    In each step every replica sees its share of the batch. Its gradient is that of its share's mean
-    loss, times the share's fraction of the batch; an empty share's is zero. Their sum is applied.
-    Each replica has non-trainable variables of its own; in the end they become the replicas' mean.
+    In each step every replica sees its share of the batch. Its gradient is the gradient of its
+    share's mean loss, times the share's fraction of the batch; an empty share's is zero. Their sum
+    is applied. Each replica has non-trainable variables of its own; in the end they become the
+    replicas' mean.
 
     Args:
       model: a built and compiled model.

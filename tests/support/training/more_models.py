@@ -116,7 +116,7 @@ def train_embedding_like_one_process(
     """Trains an `embedding` on two ranks; asserts that it equals a dense one of one process.
 
     Ids repeat within a row, within a worker's share and between workers; one is never seen. The
-    rows of int32 ids are less than the table, those of int64 ids are more (math/row_sums.h).
+    rows of int32 ids are less than the table, the rows of int64 ids are more (math/row_sums.h).
 
     Returns:
       The weights and the optimizer's slots.

@@ -61,7 +61,7 @@ class WassersteinGan(keras.Model):
         return self.logs(critics, generators)
 
     def logs(self, critics: Any, generators: Any) -> dict[str, Any]:
-        """What a step returns of the losses of the rows."""
+        """The logs of a step, from the losses of the rows."""
         return {"critic": tf.reduce_mean(critics), "generator": tf.reduce_mean(generators)}
 
     def _apply(self, tape: Any, loss: Any, part: keras.Model, optimizer: Any) -> None:

@@ -1,6 +1,6 @@
 """Models of many kinds, and their differences between replicas and one process.
 
-docs/reference/parity.md has a table of what the tests that use these print.
+docs/reference/parity.md has a table of the output of the tests that use these.
 """
 
 from __future__ import annotations
@@ -249,7 +249,8 @@ def _momentum() -> keras.optimizers.Optimizer:
 
 
 CASES = {
-    # Not Adam: the gradient of the keys' bias is zero but for rounding, which Adam makes a step of.
+    # Not Adam: the gradient of the keys' bias is zero except for rounding, which Adam makes a step
+    # of.
     "transformer": Case(lambda: classifier_of(transformer_block, _momentum()), sequences, EXACT),
     "LSTM": Case(lambda: classifier_of(layers.LSTM(12), _adam()), sequences, ADAPTIVE),
     "GRU": Case(lambda: classifier_of(layers.GRU(12), _adam()), sequences, ADAPTIVE),
@@ -290,7 +291,7 @@ def train(case: Case, strategy: Any = None, started: Callable[[], None] = lambda
     data = tf.data.Dataset.from_tensor_slices(case.data()).batch(case.batch)
     history = model.fit(data, epochs=2, verbose=0, **case.options).history
     own = [v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer)]
-    # With optimizers of its own a model does not use the one that `compile` has made.
+    # With optimizers of its own a model does not use the optimizer that `compile` has made.
     optimizers = [v for v in own if v is not model.optimizer] or [model.optimizer]
     slots = [np.asarray(v) for optimizer in optimizers for v in optimizer.variables]
     weights = model.get_weights()
@@ -322,7 +323,7 @@ def assert_like_alone(where: str, name: str, case: Case, found: Trained) -> None
     Args:
       where: the strategy, for the printed line.
       name: of the case, for the printed line.
-      case: what was trained.
+      case: the trained case.
       found: the result of the training.
     """
     expected = alone(case)

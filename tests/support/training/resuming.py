@@ -1,4 +1,4 @@
-"""Trainings that are interrupted and go on, compared with ones that are not."""
+"""Trainings that are interrupted and continue, compared with uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 6
 
 
 class Interrupted(Exception):
-    """What ends a training before its time."""
+    """Ends a training before its time."""
 
 
 class Batches(keras.utils.PyDataset):
@@ -54,7 +54,7 @@ def arrays() -> dict[str, Any]:
     return {"x": x, "y": y, "batch_size": BATCH}
 
 
-# What `fit` is given, made for each training.
+# The arguments of `fit`, made for each training.
 INPUTS: dict[str, Callable[[], dict[str, Any]]] = {
     "arrays": arrays,
     "batches_of_arrays": lambda: {**arrays(), "shuffle": "batch"},
@@ -102,7 +102,7 @@ def assert_goes_on(
     between: Callable[[], None] = lambda: None,
     counts_steps: bool = True,
 ) -> Any:
-    """Asserts that a training which is interrupted ends as one that is not.
+    """Asserts that a training which is interrupted ends as an uninterrupted one.
 
     Args:
       build: makes a compiled model with built weights, each time the same.

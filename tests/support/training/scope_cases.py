@@ -93,7 +93,7 @@ def _compiled_again_outside(keras, scope):
     return model
 
 
-# What trains as within the scope.
+# Models that train as within the scope.
 TRAINED = {
     "called outside": _called_outside,
     "built outside": _built_outside,
@@ -136,9 +136,12 @@ def _head_outside(keras, scope):
     return model
 
 
-# What is refused, and the text that says why.
+# Refused models, and the text that says why.
 REFUSED = {
-    "made outside": (_made_outside, "was made outside of any scope, and is compiled in that of"),
+    "made outside": (
+        _made_outside,
+        "was made outside of any scope, and is compiled in the scope of",
+    ),
     "lazy, made outside": (_lazy_made_outside, "was made outside of any scope, and is compiled in"),
     "base outside": (_base_outside, "expected variables of .*kernel' was made outside its scope"),
     "head outside": (_head_outside, "was made outside the scope of .*, to which its variable .*"),

@@ -80,7 +80,7 @@ def results(tuner: Any) -> list[Any]:
 
 
 def files(directory: Path) -> dict[str, Any]:
-    """What is in each file, by its path; without times, and messages with tracebacks."""
+    """The contents of each file, by its path; without times, and messages with tracebacks."""
     found: dict[str, Any] = {}
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))

@@ -11,7 +11,7 @@ is one of several wins:
 
 A launcher's job of one process says nothing, because such a process often starts others: a shell
 of `srun --pty`, from which `mpirun` is called. If another environment contradicts the winner,
-that is an error, since nobody can know which of the two is right. `TF_CONFIG` needs no other
+that is an error, since no rule can tell which of the two is right. `TF_CONFIG` needs no other
 variable, and others that are set with it are ignored.
 """
 
@@ -161,7 +161,7 @@ def _servers(environ: Mapping[str, str], launched: LaunchedProcess) -> int:
     if servers >= launched.size:
         raise ClusterConfigError(
             f"TFDIST_PS: expected fewer parameter servers than processes, received {servers} of "
-            f"{launched.size} ({size}): nobody would train"
+            f"{launched.size} ({size}): no process would train"
         )
     workers = whole(environ, "TFDIST_WORKERS")
     if workers is not None and workers + servers != launched.size:

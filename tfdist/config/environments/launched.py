@@ -92,7 +92,7 @@ class LaunchedTasks:
     Args:
       addresses: "host:port" of each task, by role.
       role: of this process.
-      index: of this process among those of its role.
+      index: of this process among the processes of its role.
     """
 
     addresses: Mapping[str, Sequence[str]]
@@ -105,8 +105,8 @@ class DetectedCluster:
     """The cluster that an environment describes; this process trains alone if nothing does.
 
     Args:
-      source: what describes it, such as "Slurm"; "nothing" if no variable does.
-      notes: why: the variables that were read, then those that were ignored, each with a reason.
+      source: the environment that describes it, such as "Slurm"; "nothing" if no variable does.
+      notes: why: the variables that were read, then the ignored variables, each with a reason.
       warnings: notes that the user should see without asking.
       tf_config: the text of `TF_CONFIG`, which describes a job completely.
       tasks: as a launcher describes them.

@@ -74,7 +74,7 @@ def counts(text: str, name: str) -> list[int]:
 
 
 def numbers(text: str, name: str) -> list[int]:
-    """Returns the numbers of ranges, such as those of ports: "12000-12003,12010".
+    """Returns the numbers of ranges, such as ranges of ports: "12000-12003,12010".
 
     Raises:
       ClusterConfigError: the text is no such list, or has more than `MAX_PROCESSES` numbers.

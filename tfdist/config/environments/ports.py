@@ -3,8 +3,8 @@
 All tasks of a job must compute the same ports without a message, and jobs that run at the same time
 on one host should not share one. The range 16384..32767 is divided into 512 blocks of 32 ports.
 A job has the block of its number, and its tasks on a host take the block's ports in order; more
-than 32 tasks go on into the following blocks. Linux gives outgoing connections ports from 32768 on,
-so none of them takes a task's port.
+than 32 tasks continue into the following blocks. Linux gives outgoing connections ports from 32768
+on, so none of them takes a task's port.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def port_of(block: int, offset: int) -> int:
 
     Args:
       block: any number; blocks are taken modulo `BLOCKS`.
-      offset: the number of the task among those that share a host.
+      offset: the number of the task among the tasks that share a host.
 
     Example:
       >>> port_of(0, 0), port_of(1, 2), port_of(511, 32)

@@ -2,7 +2,7 @@
 
 A process is a rank if it has a number in a step: `SLURM_PROCID` and `SLURM_STEP_ID`. The batch
 script has `SLURM_PROCID=0`, but no step; a shell of `salloc` has neither, or is in the interactive
-step. What `mpirun` or `torchrun` starts inside of a step inherits the variables of that
+step. A process that `mpirun` or `torchrun` starts inside of a step inherits the variables of that
 launcher's own daemon, and is no task of the step either.
 """
 

@@ -62,8 +62,8 @@ class OwnedTask:
     """A task that this worker owns.
 
     Args:
-      lease, epoch, task, first, size: as of `Grant`.
-      place: as of `Description.place`.
+      lease, epoch, task, first, size: as in `Grant`.
+      place: as in `Description.place`.
     """
 
     lease: int
@@ -127,7 +127,7 @@ class TaskClient:
 
         Args:
           queue: its name.
-          spec: what this worker expects of it.
+          spec: the data that this worker expects.
           describe: cuts the data into tasks; called if no other worker has.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What the workers of a job must agree on before they share a queue, and where its records are."""
+"""The description of a queue, which its workers must agree on, and its records' places."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Spec:
     Args:
       kind: "ranges", "arrays" or "files".
       records: their number; 0 for files, which are counted later, by one worker.
-      task_size: records of a task; the last one of all, or of a file, has what is left.
+      task_size: records of a task; the last one of all, or of a file, has the rest.
       about: for arrays their dtypes and shapes and a checksum, for files how they are read.
       files: name and bytes of each; the name is relative to the folder that all are in.
-      epochs, shuffle, lease: as of `EpochPlan`.
+      epochs, shuffle, lease: as in `EpochPlan`.
       seed: `None`: the queue draws one.
     """
 
@@ -98,7 +98,7 @@ class Description:
     """A queue's data, cut into tasks.
 
     Args:
-      spec: what was asked for.
+      spec: the requested data.
       places: of the tasks of files; empty for other data.
     """
 

@@ -14,7 +14,7 @@ cluster in the process itself. A queue begins with its first worker:
       |--- TaskReport ------------->|   the lease begins again; what is trained is committed,
       |                             |   unless the pushes of steps do so
 
-A worker with another digest must tell its data, too, so that the refusal can name the first
+A worker with another digest must also describe its data, so that the refusal can name the first
 difference. The state of the queues goes into the job's checkpoints (`state`, `restore`); a queue
 takes its restored state up when it is opened, unless it is of other data.
 """
@@ -151,7 +151,7 @@ class TaskMaster:
         """Begins to answer, once a checkpoint is restored or there is none.
 
         Args:
-          positions: of the tasks; `None`: those that workers report.
+          positions: of the tasks; `None`: the positions that workers report.
         """
         with self._changed:
             self._positions = self._positions if positions is None else positions
@@ -183,7 +183,7 @@ class TaskMaster:
 
         Args:
           text: from `state`.
-          positions: of tasks, by name, from the same checkpoint, if those that are given to `start`
+          positions: of tasks, by name, from the same checkpoint, if the positions given to `start`
             are restored too; `None`: they go back to the state.
 
         Raises:
@@ -201,7 +201,7 @@ class TaskMaster:
     def lost(self) -> list[str]:
         """Returns sentences about records that were dealt out and are not trained.
 
-        Nobody has left them out on purpose. Once all workers have left, the job has failed.
+        No worker has left them out on purpose. Once all workers have left, the job has failed.
         """
         with self._changed:
             return [
@@ -361,7 +361,7 @@ class TaskMaster:
         served.queue = queue
         served.history.clear()
         del self._restored[name]
-        _log.warning("queue %r goes on in epoch %d from a checkpoint", name, queue.epoch + 1)
+        _log.warning("queue %r continues in epoch %d from a checkpoint", name, queue.epoch + 1)
         return ""
 
     def _begin(
@@ -467,7 +467,8 @@ class TaskMaster:
         if any(lease.trained < 0 for lease in request.held):
             return _refusal("expected numbers of records of at least 0")
         queue = served.queue
-        # First: a worker that is heard of again keeps what nobody else has asked for meanwhile.
+        # First: a worker that is heard of again keeps tasks that no other worker has asked for
+        # meanwhile.
         queue.renew(request.rank, request.process, now)
         queue.expire(now)
         held = {lease.id: lease.trained for lease in request.held}
@@ -537,7 +538,8 @@ class TaskMaster:
                 {
                     "task": name_of(lease.item.task, lease.item.done),
                     "epoch": lease.item.epoch,
-                    # Not its address: without a secret, those who know all addresses may take part.
+                    # Not its address: without a secret, any process that knows all addresses may
+                    # take part.
                     "owner": self._cluster.name_of_rank(lease.rank),
                     "seconds": now - lease.since,
                     "silent": max(0.0, now + queue.plan.lease - lease.expires),

@@ -81,8 +81,8 @@ class TaskReportRequest:
 class TaskEndRequest:
     """A worker asks whether all tasks of the last epoch, `epoch`, are done.
 
-    With `idle` it trains nothing more of what it has. With `waits` it waits for the others' tasks,
-    too.
+    With `idle` it trains nothing more of its records. With `waits` it also waits for the others'
+    tasks.
     """
 
     fingerprint: str
@@ -119,7 +119,7 @@ TaskRequest = (
 
 @dataclasses.dataclass(frozen=True)
 class TaskStatusRequest:
-    """A request for what `tfdist tasks` shows."""
+    """A request for the numbers that `tfdist tasks` shows."""
 
     wait: float
 

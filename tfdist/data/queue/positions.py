@@ -1,10 +1,10 @@
 """How many records of each data task are trained.
 
 A position is final once its lease is closed: nothing that trains records for that lease counts any
-more, and the task's next owner goes on from there. Under all-reduce, and where workers report what
-they have trained, the master keeps the positions itself (`LeasePositions`). With parameter servers
-the server does that applies the pushes, because a push and its records count together or not at all
-(`tfdist.ps.task_positions`).
+more, and the task's next owner continues from there. Under all-reduce, and where workers report
+what they have trained, the master keeps the positions itself (`LeasePositions`). With parameter
+servers the server does that applies the pushes, because a push and its records count together or
+not at all (`tfdist.ps.task_positions`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class TaskPositions(Protocol):
-    """What a queue needs."""
+    """The positions of tasks, as a queue needs them."""
 
     def open(self, lease: int, task: str, trained: int) -> int:
         """Begins a lease.
@@ -38,7 +38,7 @@ class TaskPositions(Protocol):
 
 
 class LeasePositions:
-    """Those that workers report. They last as long as their leases: the queue knows the others."""
+    """Positions that workers report, for as long as their leases. The queue knows the others."""
 
     def __init__(self) -> None:
         self._trained: dict[int, int] = {}

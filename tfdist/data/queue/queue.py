@@ -1,4 +1,4 @@
-"""The queue of one data set: which records are still to be trained, by whom, and which are done.
+"""The queue of one data set: the records to be trained, their workers, and the trained ones.
 
 A *task* is a range of records. In each epoch every task is dealt out once:
 
@@ -22,15 +22,16 @@ cause, the others are trained before it kills again. Only a death without any co
 before counts as "in a row", and a parked task stays parked in later epochs.
 
 The end of an epoch: with nothing left to deal, a worker may be told to wait until the others have
-committed, because one of them might die. It does not wait for a worker that waits itself: that one
-has read all it owns, and trains the rest when its epoch has ended. Nor does it wait for longer than
-a lease without any progress of the others. What comes back after the end is dealt in the next
-epoch, first.
+committed, because one of them might die. It does not wait for a worker that waits itself: such a
+worker has read all it owns, and trains the rest when its epoch has ended. Nor does it wait for
+longer than a lease without any progress of the others. Records that come back after the end are
+dealt first in the next epoch.
 
 The end of the last epoch (`end`): nothing deals out what comes back later, so a worker that has
-trained all it has read asks whether all tasks are done. It waits for those that are pending, and
-takes what has come back. Only what an owner leaves out on purpose, such as the rest of a dropped
-batch, is not waited for. `lost` tells what is not trained in the end although nobody wanted that.
+trained all it has read asks whether all tasks are done. It waits for pending tasks, and takes the
+tasks that have come back. Only what an owner leaves out on purpose, such as the rest of a dropped
+batch, is not waited for. `lost` names the tasks that are not trained in the end, against the job's
+intention.
 
 This module has no clock, no threads and no networking; times are arguments.
 """
@@ -51,7 +52,7 @@ _FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class EpochPlan:
-    """What a queue deals out.
+    """The records that a queue deals out.
 
     Args:
       sizes: the number of records of each task, in the order of the data.
@@ -117,7 +118,7 @@ class Grant:
 
     Attributes:
       lease: the lease's id.
-      epoch, task: as of `Item`.
+      epoch, task: as in `Item`.
       first: the first record that is still to be trained; 0 is the task's first.
       size: the number of the task's records.
     """
@@ -171,7 +172,7 @@ class Counts:
       done: tasks of this epoch.
       todo: tasks that can be dealt now: the rest of this epoch, and what came back of earlier ones.
       records: committed records, of all epochs.
-      left: records that are neither committed nor parked, of this epoch and those before.
+      left: records that are neither committed nor parked, of this epoch and earlier ones.
     """
 
     epoch: int
@@ -186,11 +187,11 @@ class TaskQueue:
     """The tasks of one data set.
 
     Args:
-      plan: what it deals out.
+      plan: the records that it deals out.
       first_lease: the id of the first lease. A queue that takes the place of another one must use
         other ids.
       positions: of its tasks.
-      name: of the queue and its data, among those of `positions`.
+      name: of the queue and its data, among the names of `positions`.
     """
 
     def __init__(
@@ -259,7 +260,7 @@ class TaskQueue:
           rank: the worker's rank.
           process: unique among all processes; a new one takes the place of the rank's former one,
             which has died.
-          epoch: the worker's epoch; it gets tasks of this one and of those before.
+          epoch: the worker's epoch; it gets tasks of this one and of earlier ones.
           now: the time, in seconds.
           waits: whether the worker can wait for others at the end of an epoch. Workers that make
             their steps together cannot.
@@ -295,13 +296,13 @@ class TaskQueue:
     def end(
         self, rank: int, process: str, epoch: int, now: float, *, idle: bool, waits: bool
     ) -> Returned | Waiting | Ended:
-        """Says whether all tasks of the last epoch, and of those before, are done.
+        """Says whether all tasks of the last epoch, and of earlier ones, are done.
 
         Args:
           rank, process, now: as for `ask`.
           epoch: the last one.
-          idle: whether the worker trains nothing more of what it has. It leaves out the rest.
-          waits: whether it waits for the tasks of other workers, too, not only for its own.
+          idle: whether the worker trains nothing more of its records. It leaves out the rest.
+          waits: whether it waits for the tasks of other workers as well as for its own.
 
         Returns:
           `Returned` only if this worker itself has no task left: the next pass of its input begins.
@@ -338,9 +339,9 @@ class TaskQueue:
         return all(task in self.parked for task in self._order[self._position :])
 
     def lost(self) -> list[Item]:
-        """Returns the tasks that are not done and that nobody has left out on purpose.
+        """Returns the tasks that are not done and that no worker has left out on purpose.
 
-        Only those of epochs of which all tasks were dealt: a training may end within an epoch.
+        Only tasks of epochs of which all tasks were dealt: a training may end within an epoch.
         """
         returned = [item for item in self._returned if not item.given]
         undone = [*(lease.item for lease in self.leases.values()), *returned]
@@ -394,7 +395,7 @@ class TaskQueue:
         return is_done
 
     def _name_of_task(self, epoch: int, task: int | None = None) -> str:
-        """The name of a task among the positions; without a task, one before those of its epoch."""
+        """The name of a task among the positions; without a task, a name before its epoch's."""
         name = f"{self._name}/{epoch:010}"  # sorted like the numbers
         return name if task is None else f"{name}/{task:010}"
 
@@ -408,7 +409,7 @@ class TaskQueue:
         self._positions.forget(f"{self._name}/", self._name_of_task(self._first_unsaved))
 
     def forget(self, process: str, held: Container[int]) -> None:
-        """Forgets the ended leases of a process but those that it still reports."""
+        """Forgets the ended leases of a process except the leases that it still reports."""
         for lease in [i for i, owner in self._done.items() if owner == process and i not in held]:
             del self._done[lease]
 
@@ -608,8 +609,8 @@ class TaskQueue:
         if item.task in self.parked:
             return  # parked in another epoch
         if item.deaths:
-            # Of the tasks of one dead owner the one that it got first was probably in training:
-            # it comes after the others, so that these are not with it at the next death.
+            # Of the tasks of one dead owner the first was probably in training: it comes after the
+            # others, so that these are not with it at the next death.
             index = bisect.bisect_left(self._returned, item.deaths, key=lambda x: x.deaths)
             self._returned.insert(index, item)
         else:
@@ -617,7 +618,7 @@ class TaskQueue:
 
 
 def _order(item: Item) -> tuple[int, int, int]:
-    """Sorts tasks that have come back: by deaths, those without any in the order of the data."""
+    """Sorts tasks that have come back: by deaths, tasks without any in the order of the data."""
     return (item.deaths, 0, 0) if item.deaths else (0, item.epoch, item.task)
 
 

@@ -1,6 +1,6 @@
-"""Processes that wait at this one, each as long as it goes on calling. Without a lock.
+"""Processes that wait at this one, each as long as it continues calling. Without a lock.
 
-Anybody can say that it is a process at some address. So a process that has not proven that it is of
+Any process can say that it is at some address. So a process that has not proven that it is of
 the job is only asked for there (`Generations`), and counts when its own answer has come: then it is
 *confirmed*. The others are few, and the oldest of them makes room for the next one.
 """
@@ -97,7 +97,7 @@ class Arrivals(dict[str, Arrival]):
         return [process for process, arrival in self.items() if arrival.member.address == address]
 
     def expire(self) -> None:
-        """Forgets those that have not called again in time."""
+        """Forgets processes that have not called again in time."""
         now = time.monotonic()
         for process in [p for p, arrival in self.items() if arrival.expires < now]:
             del self[process]

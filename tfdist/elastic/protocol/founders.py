@@ -1,7 +1,7 @@
 """The founding of an elastic job, from a full starting number and no living member.
 
 All founders come to the task of the first address, and wait. When as many have come as the job
-starts with (`start_size`), that task forms generation 1 of itself and those that came first:
+starts with (`start_size`), that task forms generation 1 of itself and the founders that came first:
 
     founder 2       founder 0 (start = 3)      founder 1        founder 3
         |--- Found ----->|                         |                |
@@ -62,7 +62,7 @@ class Founders:
     def add(
         self, member: Member, context: ClientContext | None = None
     ) -> tuple[Arrival, Arrival | None]:
-        """Records that a founder has come; returns it, and the one that has made room for it."""
+        """Records that a founder has come; returns it, and the founder that made room for it."""
         own = member == self._me
         arrival = Arrival(member, holds_state=True, is_confirmed=own, context=context)
         evicted = self._come.add(arrival)
@@ -102,7 +102,7 @@ class Founders:
         return self._clock.is_due(len(self._come.confirmed) if has_me else 0)
 
     def first_generation(self) -> Generation:
-        """Returns generation 1: this process and those that have come first."""
+        """Returns generation 1: this process and the founders that have come first."""
         rank_of = {address: rank for rank, address in enumerate(self._addresses)}
         others = [a.member for a in self._come.confirmed if a.member != self._me]
         members = [self._me, *others[: self._start.number - 1]]

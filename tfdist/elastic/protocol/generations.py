@@ -24,13 +24,13 @@ that follows another one answers `Form` with "redirect" to it.
 
 **Base and reference.** A process's *base* is the last generation that it has established: it has
 completed a collective in it. The *reference* is the latest generation that any process is known to
-have established; members, majority and order of ranks are those of the reference. Two survivors may
+have established; it decides the members, the majority and the order of ranks. Two survivors may
 have different bases, because one lost its peer just after the first collective. The latest base
 counts, which is safe:
 
 - A collective completes at a process only if all members take part in it. So if one process has
-  established generation g+1, all members of g+1 have entered it, and each is a member to whom the
-  majority of g+1 may be applied.
+  established generation g+1, all members of g+1 have entered it, and the majority of g+1 may be
+  applied to each.
 - A training step of g+1 needs collectives after the first one, so each member has established g+1
   before any member commits a step in it. If no survivor has established g+1, no step was committed
   in it, and the survivors may continue from g as if g+1 had not been.
@@ -44,34 +44,36 @@ addresses that it knows whether the job lives there (`asked_all`). A member that
 process that it leaves is no such case: it counts for the majority, as it is in no later generation.
 
 **Attempts.** A process that has entered a generation, and lost it before it had established it,
-cannot know whether another member has established it. Then those may go on from there, by the
+cannot know whether another member has established it. Then those may continue from there, by the
 majority of that generation. So it takes part in a later one only if that has at least half of the
-attempt's members that are not proven dead: no majority of them can go on elsewhere. Two lines of
+attempt's members that are not proven dead: no majority of them can continue elsewhere. Two lines of
 generations would need it in both.
 
 **Belief.** A call is believed only as far as its caller has proven something (see `proofs`):
 
-- Anybody may probe this process: it says that it lives, and whether it is a member.
-- Anybody may come as a founder or newcomer. It is heard when the process at the address that it
-  names has proven to be the one that calls; before that it reads refusals without values.
+- Any process may probe this one: it says that it lives, and whether it is a member.
+- Any process may come as a founder or newcomer. It is heard when the process at the address that it
+  names has proven to be the caller; before that it reads refusals without values.
 - A process that leaves shows its key.
-- A member's call is believed in what it says of the dead (but one whose call is held lives), of the
-  largest number, of its own state, and of a later established generation that this process has
-  received from its leader.
+- A member's call is believed about the dead (but a member whose call is held lives), the largest
+  number, its own state, and a later established generation that this process has received from its
+  leader.
 - A later generation that it has not received is never believed in a call. If more than half of the
   other living members, of the reference or of an attempt, answer so, or all that are neither here
   nor given up, this process is out.
-  Nobody is while more than half of all members are here, and know no attempt since the reference.
+  No process is while more than half of all members are here, and know no attempt since the
+  reference.
 
-An established generation with this process in it is one that it has entered, as said above, so that
-it need not learn its members and its salt from others. One without this process has a majority of
-the living members of the reference, so that one of its members is here if more than half of all
-are; and that one has entered it, and knows its number. If nobody here knows such a number, there is
-none. Else an answer counts, even of one member: to go on alone would be worse than to wait.
+An established generation with this process in it is a generation that it has entered, as said
+above, so that it need not learn its members and its salt from others. One without this process has
+a majority of the living members of the reference, so that one of its members is here if more than
+half of all are; and that one has entered it, and knows its number. If no process here knows such a
+number, there is none. Else an answer counts, even of one member: to continue alone would be worse
+than to wait.
 
 **State.** A process holds the job's state if it has a base. A newcomer has none, and neither has a
 member of a generation that failed before it was established; such processes do not lead, and their
-ranks come after those of the others.
+ranks come after the others' ranks.
 
 **Numbers only grow.** A generation that fails in a round is given up; its number is not used again,
 since each call tells the largest number that its process has seen.
@@ -106,16 +108,16 @@ _MAX_RECEIVED = 16
 
 @dataclasses.dataclass(frozen=True)
 class LeaderDecision:
-    """What the leader has found out; see `Generations.decide`.
+    """The leader's findings; see `Generations.decide`.
 
     Attributes:
       generation: the next generation, or None if it cannot be formed yet.
       missing: members that have not come, and are neither dead nor given up.
       gone: members that have not come and are not waited for any more.
-      lacks: why there is no generation although nobody is waited for: "majority", "workers" (fewer
-        than `min_workers`), "proof" (the majority depends on proofs of death, and not all known
-        addresses have been asked), "rank" (a lower-ranked member has come, which is to lead); empty
-        if members are missing or the generation was formed.
+      lacks: why there is no generation although no process is waited for: "majority"; "workers"
+        (fewer than `min_workers`); "proof" (the majority depends on proofs of death, and not all
+        known addresses have been asked); "rank" (a lower-ranked member has come, which is to lead).
+        Empty if members are missing or the generation was formed.
       workers: the number of processes that have come, newcomers included.
     """
 
@@ -138,7 +140,7 @@ class Generations:
       elastic: the limits.
       addresses: of the training tasks that this process knows, in the order of their ranks.
       start: the number of founders, and how long the last of them are waited for.
-      description: what all members must agree on.
+      description: the values that all members must agree on.
       ask: begins to ask a process at its address who it is, without waiting; see `confirm`. It
         is also told the host of the call.
       callers_are_signed: all callers hold the shared secret.
@@ -180,7 +182,7 @@ class Generations:
         self._highest = 0
         self._ended = 0
         self._dead: dict[str, str] = {}
-        self._left: set[str] = set()  # of the dead, those that have told this process
+        self._left: set[str] = set()  # the dead members that have told this process
         self._forming = False
         self._described = False
         self._leader: Member | None = None
@@ -193,12 +195,12 @@ class Generations:
 
     @property
     def description(self) -> dict[str, str]:
-        """What all members must agree on, by name."""
+        """The values that all members must agree on, by name."""
         with self._changed:
             return dict(self._description)
 
     def describe(self, more: Mapping[str, str], instead_of: Collection[str] = ()) -> None:
-        """Adds to what all members must agree on, as soon as both of two have described it.
+        """Adds values that all members must agree on, as soon as both of two have described them.
 
         Args:
           more: by field.
@@ -250,7 +252,7 @@ class Generations:
             return self._reference
 
     def is_outside(self, given_up: Collection[str] = ()) -> bool:
-        """Whether the job is known to go on without this process.
+        """Whether the job is known to continue without this process.
 
         Args:
           given_up: members that are not waited for.
@@ -262,18 +264,18 @@ class Generations:
     def has_majority(self) -> bool:
         """Whether more than half of all members are here, and know no attempt since the reference.
 
-        Then the job has not gone on without them.
+        Then the job has not continued without them.
         """
         with self._changed:
             return self._has_majority()
 
     @property
     def claims(self) -> list[str]:
-        """The members' statements that the job has gone on without this process, in words."""
+        """The members' statements that the job has continued without this process, in words."""
         with self._changed:
             members = self._reference.members if self._reference is not None else ()
             return [
-                f"{member} says that generation {self._claims[member.process]} has gone on "
+                f"{member} says that generation {self._claims[member.process]} has continued "
                 "without this process"
                 for member in members
                 if member.process in self._claims
@@ -704,7 +706,7 @@ class Generations:
     def address(
         self, request: messages.ElasticAddressRequest, context: ClientContext
     ) -> dict[str, object]:
-        """Takes a member's data address, and waits for those of the others.
+        """Takes a member's data address, and waits for the others' addresses.
 
         Returns:
           {"status": "complete", "addresses"}; {"status": "waiting", "missing": [texts]};
@@ -882,7 +884,7 @@ class Generations:
         self._forget_death(caller)
         self._learn_reference(request.number, request.mark)
         reference = self._reference
-        # A process that the job went on without, or a newcomer, has no say in who lives.
+        # A process that the job continued without, or a newcomer, has no say about dead members.
         if reference is None or caller not in reference:
             return
         for process in request.dead:
@@ -947,7 +949,7 @@ class Generations:
         )
 
     def _say_so(self, generation: Generation, given_up: Collection[str]) -> bool:
-        """Whether the other members of a generation say that the job has gone on."""
+        """Whether the other members of a generation say that the job has continued."""
         assert self._reference is not None
         others = [
             process
@@ -1099,7 +1101,7 @@ class Generations:
 
         Args:
           description: the other one's.
-          tells: it may know what this process has.
+          tells: whether it may know this process's description.
         """
         for field, ours in self._description.items():
             # Both may have further fields, which the other one will describe later.

@@ -78,7 +78,7 @@ class Generation:
 
     @functools.cached_property
     def mark(self) -> str:
-        """Identifies the generation among those that know it, and tells others nothing of it."""
+        """Identifies the generation among its members, and tells others nothing of it."""
         return signing.proof(self.salt, "generation", body=encoding.encode(self.to_fields()))
 
     def to_fields(self) -> dict[str, object]:

@@ -47,8 +47,8 @@ class ElasticFormRequest:
     A newcomer has no `proof`. It waits in the call number `call` of `fit`, from 1, or in none (0):
     see `tfdist.elastic.calls`. Only of a caller with a proof are believed: `number` and `mark` of
     the latest generation that it knows to be established (`Generation.mark`), that it has
-    established a generation itself (`holds_state`), the largest generation number that it has seen
-    (`highest`), and the processes that it knows to be dead (`dead`).
+    established a generation itself (`holds_state`); the largest generation number that it has seen
+    (`highest`); and the processes that it knows to be dead (`dead`).
     """
 
     fingerprint: str

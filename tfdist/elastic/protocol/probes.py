@@ -80,7 +80,7 @@ class ProbeAnswer:
 
 @dataclasses.dataclass
 class _Silence:
-    """What is known of one address; times are monotonic."""
+    """The knowledge about one address; times are monotonic."""
 
     asked: float = 0.0  # the time of the latest question
     unanswered: float | None = None  # the time of the first question since the last answer
@@ -276,7 +276,7 @@ class Probes:
     def refused(self, address: str) -> bool:
         """Whether this host's kernel refuses connections to an address of its own.
 
-        Then no process listens there: the one that did has ended.
+        Then no process listens there: the former process has ended.
         """
         found = self._own_addresses(interfaces.host_of(address))
         port = int(address.rpartition(":")[2])

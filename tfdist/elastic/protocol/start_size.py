@@ -21,7 +21,7 @@ from tfdist.config.elastic import Elastic
 
 @dataclasses.dataclass(frozen=True)
 class StartSize:
-    """What all founders of a job must agree on.
+    """The numbers that all founders of a job must agree on.
 
     Args:
       number: of founders with which the job begins at once.
@@ -48,7 +48,7 @@ class StartSize:
 
     @property
     def alternative(self) -> str:
-        """The number after `patience`, in words that follow those of `number`."""
+        """The number after `patience`, in words that follow `number`'s."""
         return f", or of {self.least} after {self.patience:g} s" if self.patience else ""
 
     def __str__(self) -> str:

@@ -90,5 +90,5 @@ def _convert_object(
             f"{', '.join(_REDUCTIONS)}, received {config['reduction']!r}: {BUILD_WITH_TF_KERAS}"
         )
     if what == "loss":
-        config.pop("dtype", None)  # that of the model's outputs
+        config.pop("dtype", None)  # the data type of the model's outputs
     return counterpart(**common_config(config, type(given), counterpart, f"{what} {name}"))

@@ -145,7 +145,7 @@ def make_graph_variable(original, self, value):
         "aggregation": tf.VariableAggregation,
         "synchronization": tf.VariableSynchronization,
     }
-    # Only those that this release of Keras has.
+    # Only options that this release of Keras has.
     options = {
         name: kind[getattr(self, name).upper()]
         for name, kind in kinds.items()

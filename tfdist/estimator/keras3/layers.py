@@ -117,7 +117,7 @@ def _value(key: str, value: Any, what: str, custom_objects: dict[str, type]) -> 
     if key.endswith("activation") and value is not None and value not in _ACTIVATIONS:
         raise ValueError(
             f"{what}: expected as {key} one of {', '.join(_ACTIVATIONS)}, "
-            f"which tf_keras computes alike, received {value!r}: {BUILD_WITH_TF_KERAS}"
+            f"which tf_keras computes equally, received {value!r}: {BUILD_WITH_TF_KERAS}"
         )
     if not isinstance(value, dict) or "class_name" not in value:
         return value

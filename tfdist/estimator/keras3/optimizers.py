@@ -1,4 +1,4 @@
-"""Converts optimizers of Keras 3 and tf_keras to those that the package trains with.
+"""Converts optimizers of Keras 3 and tf_keras to the optimizers that the package trains with.
 
 The package trains with tf_keras's legacy optimizers, as in TensorFlow 2.15. Others become the
 legacy optimizer that computes the same. Its slots have the same names as in TensorFlow 2.15.
@@ -119,7 +119,7 @@ def legacy_optimizer(optimizer: KerasOptimizer) -> tf_keras.optimizers.legacy.Op
       optimizer: of Keras 3 or of tf_keras; any other object is returned unchanged.
 
     Returns:
-      A new `tf_keras.optimizers.legacy.Optimizer`, or the one that was given. RMSprop without
+      A new `tf_keras.optimizers.legacy.Optimizer`, or the given one. RMSprop without
       momentum adds its epsilon to the root, where Keras 3 adds it to the square.
 
     Raises:

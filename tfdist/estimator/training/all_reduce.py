@@ -76,7 +76,7 @@ class AllReduceWorker:
 
         Args:
           call: calls it.
-          goes_on: whether the training may go on with the input of another process.
+          goes_on: whether the training may continue with the input of another process.
           *arguments: of `call`.
           **options: of `call`.
         """
@@ -102,7 +102,7 @@ class AllReduceWorker:
     def hooks(
         self, config: RunConfig, spec: EstimatorSpec, hooks: list[tf.compat.v1.train.SessionRunHook]
     ) -> list[tf.compat.v1.train.SessionRunHook]:
-        """Returns `hooks` with those that this worker needs."""
+        """Returns `hooks` with the hooks that this worker needs."""
         agreed, hooks = agreed_and_others(hooks)
         hooks += saver_hooks(config, spec, hooks, self._model_dir)
         if self._strategy.is_chief:
@@ -148,7 +148,8 @@ class AllReduceWorker:
         Raises:
           ValueError: this worker has settings, and the chief has none.
         """
-        # Not by what each worker finds in model_dir: the chief may have saved a checkpoint by now.
+        # Not by the files that each worker finds in model_dir: the chief may have saved a
+        # checkpoint by now.
         has_settings, is_new = self.chiefs(settings is not None, self.latest_checkpoint() is None)
         if settings is not None and not has_settings:
             communicator = self._strategy.communicator

@@ -71,7 +71,7 @@ def state() -> str:
 
 
 def save(checkpoint: str, state: str) -> None:
-    """Writes a state beside a checkpoint, and removes those of checkpoints that are gone.
+    """Writes a state beside a checkpoint, and removes the states of checkpoints that are gone.
 
     Args:
       checkpoint: its path, which need not exist yet.

@@ -98,6 +98,6 @@ class EndTogether(tf.compat.v1.train.SessionRunHook):
 def agreed_and_others(
     hooks: list[tf.compat.v1.train.SessionRunHook],
 ) -> tuple[list[tf.compat.v1.train.SessionRunHook], list[tf.compat.v1.train.SessionRunHook]]:
-    """Splits hooks into those that stop all workers at the same step anyway, and the others."""
+    """Splits hooks into hooks that stop all workers at the same step anyway, and the others."""
     agreed = [h for h in hooks if type(h) is v1.train.StopAtStepHook]
     return agreed, [h for h in hooks if h not in agreed]

@@ -99,7 +99,7 @@ def evaluate_checkpoints(
     Args:
       estimator: the user's.
       train_spec: has the last step, if there is one.
-      eval_spec: says what is evaluated, and how often.
+      eval_spec: the data of the evaluation, and its times.
       executor: the package's class that evaluates and exports.
     """
     # The note of an earlier run of the job, which ended and was started again.

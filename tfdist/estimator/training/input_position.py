@@ -1,8 +1,9 @@
 """Where a training stands in its input, beside each checkpoint of an `Estimator`.
 
 `input_fn` makes its dataset again in each process, and a training that was killed would read it
-from its beginning. Here it goes on with the batch after the checkpoint's last one. A training that
-has ended leaves no position: the next call of `train` begins the input again, as it always did.
+from its beginning. Here it continues with the batch after the checkpoint's last one. A training
+that has ended leaves no position: the next call of `train` begins the input again, as it always
+did.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def without_first(result: Nested, batches: int) -> Nested:
         result = result.skip(batches)
     if reasons:
         _log.warning(
-            "the training goes on after %d batches of its input, which cannot be positioned "
+            "the training continues after %d batches of its input, which cannot be positioned "
             "exactly: %s. The batches that follow are others than without the interruption",
             batches,
             "; ".join(reasons),
@@ -70,7 +71,7 @@ class PositionSaver(tf.compat.v1.train.CheckpointSaverListener):
         self._first_step: int | None = None
 
     def before_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
-        """Writes the position; the first checkpoint is that of the training's beginning."""
+        """Writes the position; the first checkpoint is from the training's beginning."""
         if self._first_step is None:
             self._first_step = int(global_step_value)
         read = self._batches + int(global_step_value) - self._first_step

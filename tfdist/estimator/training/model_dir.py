@@ -55,7 +55,7 @@ def step_of(path: str) -> int:
     name = tf.compat.v1.GraphKeys.GLOBAL_STEP
     if tf.train.load_checkpoint(path).has_tensor(name):
         return int(tf.train.load_variable(path, name))
-    # An object-based checkpoint, as of `model_to_estimator`, names its values otherwise.
+    # An object-based checkpoint, as from `model_to_estimator`, names its values otherwise.
     number = path.rpartition("-")[2]
     if not number.isdecimal():
         raise ModelDirError(

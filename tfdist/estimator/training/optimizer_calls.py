@@ -143,7 +143,7 @@ class OptimizerCall:
 
 
 class CallOfTensorFlow1(OptimizerCall):
-    """A call of a `tf.compat.v1.train.Optimizer`; the other arguments are those of the call."""
+    """A call of a `tf.compat.v1.train.Optimizer`; the other arguments are the call's."""
 
     def __init__(
         self,

@@ -118,7 +118,7 @@ class ParameterServerWorker:
     def hooks(
         self, config: RunConfig, spec: EstimatorSpec, hooks: list[tf.compat.v1.train.SessionRunHook]
     ) -> list[tf.compat.v1.train.SessionRunHook]:
-        """Returns `hooks` with those that this worker needs."""
+        """Returns `hooks` with the hooks that this worker needs."""
         self._building.close()
         hooks = [EndHook(self._end), data_tasks.CommitHook(), *hooks]
         if self._strategy.is_chief:
@@ -167,7 +167,7 @@ class ParameterServerWorker:
         self, hook: tf.compat.v1.train.CheckpointSaverHook, session: tf.compat.v1.Session, step: int
     ) -> bool | None:
         """Saves the servers' current values, under the servers' current step."""
-        # Before the values: what is committed here has reached the servers.
+        # Before the values: the records committed here have reached the servers.
         state = data_tasks.state()
         step = self._creator.pull(session)
         data_tasks.save(f"{hook._save_path}-{step}", state)

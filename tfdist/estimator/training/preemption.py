@@ -62,7 +62,7 @@ def end_if_preempted(
 
     Args:
       training: this worker's.
-      hooks: those of the training.
+      hooks: the hooks of the training.
       saved_to: where this worker, or the chief, has saved a checkpoint; `None`: nowhere.
 
     Raises:

@@ -96,7 +96,7 @@ class Bindings:
 
     @classmethod
     def of_this_graph(cls) -> Bindings:
-        """Returns those of the default graph, and allows its optimizers to run on the servers."""
+        """Returns the bindings of the default graph, and lets its optimizers run on the servers."""
         graph = v1.get_default_graph()
         if not hasattr(graph, "tfdist_bindings"):
             graph.tfdist_bindings = cls()
@@ -186,7 +186,7 @@ class ServerStep:
 def _obstacle(call: OptimizerCall, pairs: Sequence[tuple], in_sync: bool) -> str | None:
     """Why the servers cannot make a step; `None` if they can."""
     if call.known is None:
-        return f"{type(call.optimizer).__name__} is none of those that they know"
+        return f"{type(call.optimizer).__name__} is not one they know"
     variables = [v for _, v in pairs]
     unshared = [v for v in variables if not isinstance(v, ServerVariable)]
     if unshared:

@@ -47,7 +47,7 @@ def initialized_session(
 def restore(
     scaffold: tf.compat.v1.train.Scaffold, session: tf.compat.v1.Session, checkpoint: str
 ) -> None:
-    """Restores a checkpoint; the saver then manages, and deletes, those before it.
+    """Restores a checkpoint; the saver then manages, and deletes, earlier ones.
 
     Args:
       scaffold: has been finalized.

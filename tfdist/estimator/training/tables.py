@@ -103,7 +103,7 @@ def read_without_training(estimator: type[Estimator]) -> None:
 
 @contextlib.contextmanager
 def _rows_of(estimator: Estimator, checkpoint: str | None, use: Callable) -> Iterator[None]:
-    """Gives new tables the rows of a checkpoint, or those that this process trains.
+    """Gives new tables the rows of a checkpoint, or the rows that this process trains.
 
     Args:
       estimator: its `RunConfig` has the strategy.

@@ -23,7 +23,7 @@ _PAUSE = 0.05
 
 
 class WorkerStates:
-    """This worker's state and those it waits for, for the default graph's model.
+    """This worker's state and the states it waits for, for the default graph's model.
 
     A state is a number that grows: 2n - 1 during the n-th training, and 2n when it has ended.
 

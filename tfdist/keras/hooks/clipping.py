@@ -63,7 +63,7 @@ def _clips_sums(optimizer: BaseOptimizer) -> bool:
 
 
 def _summed(optimizer: TFOptimizer, grads: list, variables: list) -> list:
-    """The gradients' sums over all replicas, including those of tables' rows."""
+    """The gradients' sums over all replicas, including tables' rows."""
     sums = list(grads)
     dense = [i for i, variable in enumerate(variables) if table_of(variable) is None]
     if dense:

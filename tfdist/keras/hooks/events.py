@@ -12,13 +12,13 @@ from tfdist.keras.workers import elastic_job_of, rank_of
 
 @hooks(TensorBoard, "_train_writer")
 def write_training_on_rank_0(original):
-    """In elastic training the events are those of rank 0, whichever worker that is."""
+    """In elastic training rank 0 writes the events, whichever worker that is."""
     return WriterOfRank0(original)
 
 
 @hooks(TensorBoard, "_val_writer")
 def write_validation_on_rank_0(original):
-    """In elastic training the events are those of rank 0, whichever worker that is."""
+    """In elastic training rank 0 writes the events, whichever worker that is."""
     return WriterOfRank0(original)
 
 
@@ -41,7 +41,7 @@ def configure_on_rank_0(original, self):
 
 @hooks(TensorBoard, "on_train_batch_end")
 def write_batch_on_rank_0(original, self, batch, logs=None):
-    """In elastic training the events of batches are those of rank 0, whichever worker that is."""
+    """In elastic training rank 0 writes the events of batches, whichever worker that is."""
     event_files.end_batch(original, self, self._global_train_batch, batch, logs)
 
 
@@ -53,7 +53,7 @@ def write_epoch_on_rank_0(original, self, epoch, logs=None):
 
 @hooks(TensorBoard, "on_test_end")
 def write_evaluation_on_rank_0(original, self, logs=None):
-    """In elastic training the events of evaluations are those of rank 0."""
+    """In elastic training rank 0 writes the events of evaluations."""
     event_files.end_test(original, self, self._global_test_batch, logs)
 
 

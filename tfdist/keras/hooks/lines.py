@@ -81,7 +81,7 @@ def send_logs(original: Callable, monitor: KerasCallback, epoch: int, logs: Logs
 
 
 def describe_log(logger: KerasCallback) -> JsonObject | None:
-    """What a newcomer needs of a `CSVLogger`; `None` if it has opened nothing."""
+    """The state of a `CSVLogger` that a newcomer needs; `None` if it has opened nothing."""
     # tf_keras has no such attribute before `fit`.
     if not isinstance(getattr(logger, "csv_file", None), CsvLogFile):
         return None
@@ -89,13 +89,13 @@ def describe_log(logger: KerasCallback) -> JsonObject | None:
 
 
 def restore_log(logger: KerasCallback, described: JsonObject | None) -> None:
-    """Lets a newcomer's `CSVLogger` go on where those of the members are."""
+    """Lets a newcomer's `CSVLogger` continue at the members' position."""
     if described is None:
         return
     keys = described.pop("keys")
     logger.csv_file.restore(described)
     logger.keys = keys
-    # Its next line may be the first one that this process writes.
+    # Its next line may be the first line that this process writes.
     logger.append_header = logger.csv_file.is_new
 
 

@@ -1,4 +1,4 @@
-"""What `gradient_accumulation_steps` adds up for an embedding table."""
+"""The gradients of an embedding table that `gradient_accumulation_steps` adds up."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ have the same number of rows. Here a replica with n of the B rows multiplies its
     replica 1 has the rows d e      (d + e)/2     * 2/5    sum: (a + b + c + d + e)/5
 
 Only losses that Keras itself would divide by the number of replicas are multiplied. Gradients are
-not: losses with reduction="sum", and those of a `train_step` that divides by the global batch, are
+not: losses with reduction="sum", and losses of a `train_step` that divides by the global batch, are
 right without it.
 
 The replicas exchange n at the start of a step, beside the forward pass, unless the dataset tells
@@ -36,7 +36,7 @@ from tfdist.internals.keras_3 import loss as losses
 
 # The specs of a dataset tell that its batches divide.
 # Cond and while loops are functions of their own, which belong to one place of the outer function.
-# What makes a function recognizable as a `tf.function`.
+# A `tf.function` is recognized by these attributes.
 from tfdist.internals.tensorflow import (
     ControlFlowFuncGraph,
     DistributedDataset,
@@ -66,7 +66,7 @@ class _Step:
 
     Attributes:
       weight: its fraction of the step, float64[].
-      graph: what the weight belongs to; `None` if the step runs eagerly.
+      graph: the graph to which the weight belongs; `None` if the step runs eagerly.
     """
 
     weight: tf.Tensor
@@ -215,7 +215,7 @@ def weigh_by_divisor(
     reduction="sum_over_batch_size",
     dtype=None,
 ):
-    """A loss with a mask, or with "mean_with_sample_weight", weighs by what it is divided by."""
+    """A loss with a mask, or with "mean_with_sample_weight", weighs by its divisor."""
     divisor = _divisor(values, sample_weight, mask, reduction, dtype)
     weight = None if divisor is None else _weight_of_divisor(divisor)
     with contextlib.nullcontext() if weight is None else _step_of(weight):
@@ -364,7 +364,7 @@ def _reaches_all_workers(strategy: tf.distribute.Strategy) -> bool:
 def _fraction(own: tf.Tensor, name: str) -> tf.Tensor:
     """Returns this replica's fraction of the sum of a number, float64[], over all replicas.
 
-    Parameter servers go on without a worker that they have lost, and enlarge the sum of the
+    Parameter servers continue without a worker that they have lost, and enlarge the sum of the
     gradients accordingly. Here such a worker counts as one with an average number.
 
     Args:

@@ -98,7 +98,7 @@ def _obstacle(
     if clipping.clips(optimizer) and extended.shares_batches and extended.clip == "sum":
         return "they do not clip the sum of the workers' gradients, which clip='sum' asks for"
     if type(optimizer) not in _KNOWN:
-        return f"{type(optimizer).__name__} is none of those that they know"
+        return f"{type(optimizer).__name__} is not one they know"
     if optimizer.use_ema:
         return "they keep no moving average of the variables (use_ema)"
     if any(v.constraint is not None for v in optimizer._trainable_variables):
@@ -134,7 +134,7 @@ def wait_for_final_averages(original, self, var_list):
     """With "sync" the workers wait for the moving averages that end `fit`.
 
     `fit` ends by replacing variables by their moving averages, outside any step. Servers take such
-    values from the chief alone. A faster worker would go on with the variables of the last step.
+    values from the chief alone. A faster worker would continue with the variables of the last step.
     """
     original(self, var_list)
     strategy = self._distribution_strategy

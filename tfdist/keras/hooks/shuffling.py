@@ -1,7 +1,7 @@
 """The order in which `fit` shuffles arrays and `PyDataset`s: the same in all workers.
 
-It is a function of a seed and the number of the opening, so that a `fit` that goes on elsewhere has
-the same order.
+It is a function of a seed and the number of the opening, so that a `fit` that continues elsewhere
+has the same order.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def shuffle_alike(original, self):
     """`fit` shuffles arrays in the same order on all workers, each of which takes its share.
 
     Without a common seed some rows would go to two workers, and others to none. With the chief's
-    seed the order is that of Keras alone. If the chief has no seed it draws one, and, as in Keras
-    alone, each epoch has another order.
+    seed the order is the same as in Keras alone. If the chief has no seed it draws one, and, as in
+    Keras alone, each epoch has another order.
     """
     source = ArraySource(_seed_of_fit() if self._shuffle else None)
     self.tfdist_source = source

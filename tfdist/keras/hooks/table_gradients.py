@@ -1,7 +1,7 @@
 """How gradients of embedding tables pass through Keras's optimizers.
 
 Keras would make a dense tensor of the variable's shape out of rows and ids, or take the rows of one
-id for those of several. Instead an optimizer gets the rows alone, as a dense tensor with each id's
+id for several ids' rows. Instead an optimizer gets the rows alone, as a dense tensor with each id's
 row once: clipping, scaling and the check for overflow are then what they are for a dense variable.
 When the step is made, rows and ids are joined again and go to the servers.
 """

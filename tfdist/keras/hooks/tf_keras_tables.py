@@ -32,7 +32,7 @@ def _rows_of(gradient, variable):
 def keep_from_all_reduce(original, self, grads_and_vars):
     """Gradients of tables are summed by the servers, not over the replicas."""
     dense, of_tables = _partition(grads_and_vars)
-    # An optimizer that clips needs the sums, as of dense variables.
+    # An optimizer that clips needs the sums, as for dense variables.
     if clipping.clips(self) and replica_with_peers() is not None:
         of_tables = [
             (None if g is None else t.sum_over_replicas(_rows_of(g, t)), t) for g, t in of_tables

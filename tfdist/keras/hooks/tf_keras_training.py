@@ -92,7 +92,7 @@ def weigh_by_mask(original, losses, sw, mask, reduction):
 
 @hooks(BatchNormalizationBase, "_support_zero_size_input")
 def update_synchronized_statistics(original, self):
-    """A replica without rows updates synchronized statistics, which are those of all rows."""
+    """A replica without rows updates synchronized statistics, which cover all rows."""
     is_of_all = self.synchronized and has_peers(tf.distribute.get_strategy())
     return original(self) and not is_of_all
 

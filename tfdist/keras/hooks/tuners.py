@@ -1,7 +1,7 @@
 """KerasTuner: all workers make the same trials, of which rank 0 writes the files.
 
-Without this each worker writes all files of the one directory, deletes those of the others, and
-begins with what they have written meanwhile.
+Without this each worker writes all files of the one directory, deletes the others' files, and
+begins with files that they have written meanwhile.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _sharing(path: str) -> SearchWorkers | None:
 
 @hooks(BaseTuner, "__init__")
 def begin_with_the_same_files(original, self, oracle, *args, **kwargs):
-    """All workers begin a search with what rank 0 has found in the directory."""
+    """All workers begin a search with the files that rank 0 has found in the directory."""
     together = workers()
     if together is None:
         original(self, oracle, *args, **kwargs)
@@ -106,7 +106,7 @@ def begin_with_the_same_files(original, self, oracle, *args, **kwargs):
 
 @hooks(Oracle, "__init__")
 def draw_one_seed(original, self, *args, **kwargs):
-    """An oracle without a seed draws that of rank 0."""
+    """An oracle without a seed takes rank 0's seed."""
     original(self, *args, **kwargs)
     given = inspect.signature(original).bind(self, *args, **kwargs).arguments
     together = workers()
@@ -135,7 +135,7 @@ def create_the_same_trial(original, *args, **kwargs):
 
 @hooks(Oracle, "update_trial")
 def take_the_results_of_rank_0(original, *args, **kwargs):
-    """The results of a trial are those of rank 0, where workers may measure different ones."""
+    """All workers take rank 0's results of a trial, since their own may differ."""
     together = workers()
     if together is None:
         return original(*args, **kwargs)
@@ -274,7 +274,7 @@ def _muted() -> contextlib.AbstractContextManager[object]:
 
 
 class _JobError(errors.FatalError):
-    """An error that is none of the trial's; KerasTuner goes on after others.
+    """An error that is none of the trial's; KerasTuner continues after others.
 
     Args:
       error: it.

@@ -43,7 +43,7 @@ def keep_statistics_of_no_rows(original, self, inputs, mask):
     statistics as they were; so does this.
     """
     mean, variance = original(self, inputs, mask)
-    # Synchronized statistics are those of all workers' rows, at least one.
+    # Synchronized statistics cover all workers' rows, at least one.
     if self.synchronized or not has_peers(tf.distribute.get_strategy()):
         return mean, variance
     current = substitution()

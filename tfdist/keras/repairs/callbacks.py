@@ -52,7 +52,7 @@ def restore_from_chief(original, self, logs=None):
     """
     with _paths_of_rank(self):
         _copy_from_chief(self)
-        # Keras would go on from an older backup on the workers that cannot load this one.
+        # Keras would continue from an older backup on the workers that cannot load this one.
         with replaced(self, _prev_weights_path=f"{self._prev_weights_path}.ignored"):
             original(self, logs)
 

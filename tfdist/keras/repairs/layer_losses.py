@@ -27,7 +27,7 @@ def _index() -> np.ndarray | None:
 
 @repairs(Layer, "add_loss")
 def note_replica(original, self, loss):
-    """The replicas of a process share a layer's list of losses, and each uses those of all.
+    """The replicas of a process share a layer's list of losses, and each uses the losses of all.
 
     They meet within a forward pass where statistics are synchronized: all add their losses before
     one of them reads the list.
@@ -40,7 +40,7 @@ def note_replica(original, self, loss):
 
 @repairs(Layer, "_get_own_losses")
 def own_losses(original, self):
-    """A replica's losses are those of all replicas of its process."""
+    """A replica's losses are the losses of all replicas of its process."""
     index = _index()
     losses = original(self)
     if index is None:

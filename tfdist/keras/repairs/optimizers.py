@@ -99,7 +99,7 @@ def refuse_variables_of_no_strategy(original, self, grads, trainable_variables=N
     Its slots and its step count are then plain variables, which every replica updates.
     """
     replica = replica_with_peers()
-    # Alone on its worker, a replica may update plain variables: all do so alike.
+    # Alone on its worker, a replica may update plain variables: all do the same.
     if replica is not None and len(replica.strategy.extended.worker_devices) > 1:
         plain = [v.path for v in self.variables if not isinstance(v.value, _SHARED)]
         if plain:

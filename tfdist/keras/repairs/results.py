@@ -29,7 +29,7 @@ def reduce_as_in_one_process(original, values, strategy, reduction):
     """Vectors in the logs of a batch become their mean on several workers.
 
     Keras asks for the mean along the vector, and not only over the replicas. `F1Score` without an
-    average is such a vector. And `fit` fails with a metric whose `result` is its variable, as in
+    average is such a vector. `fit` also fails with a metric whose `result` is its variable, as in
     the example of `keras.metrics.Metric`.
     """
     if reduction == "concat" and getattr(_thread, "takes_first", False):

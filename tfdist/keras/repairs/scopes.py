@@ -20,7 +20,7 @@ from tfdist.keras.workers import has_copies, has_peers, is_ours, trains_on_serve
 def build_in_scope_of_model(original, self):
     """A model that was made in a scope, and is called or built outside it, cannot be trained.
 
-    What is made then are variables of no strategy.
+    Variables made then belong to no strategy.
     """
     strategy = getattr(self, "_distribute_strategy", None)
     if strategy is None or tf.distribute.has_strategy() or not is_ours(strategy):
@@ -45,7 +45,7 @@ def compile_in_scope_of_model(original, self, *args, **kwargs):
     if strategy is not current and (has_peers(current) or trains_on_servers(current)):
         made = "outside of any scope" if strategy is None else f"in the scope of {strategy!r}"
         raise ValueError(
-            f"model {self.name!r}: was made {made}, and is compiled in that of {current!r}: "
+            f"model {self.name!r}: was made {made}, and is compiled in the scope of {current!r}: "
             "expected both in one `with strategy.scope():`"
         )
     if strategy is None or not is_ours(strategy):
@@ -83,7 +83,7 @@ def _build_for(model: KerasModel, batch: Nested) -> None:
             value = strategy.experimental_local_results(value)[0]
         return backend.KerasTensor(value.shape, backend.standardize_dtype(value.dtype))
 
-    # What has no shape, such as ragged tensors, is left to the first step.
+    # Data without a shape, such as ragged tensors, is left to the first step.
     with contextlib.suppress(Exception), strategy.scope():
         inputs, _, _ = unpack_x_y_sample_weight(batch)
         backend.compute_output_spec(model, tree.map_structure(of_replica, inputs), training=False)
@@ -113,7 +113,7 @@ def _adopt_optimizer(optimizer: KerasOptimizer, strategy: tf.distribute.Strategy
 
 
 def _adopt(variables: Iterable[KerasVariable], strategy: tf.distribute.Strategy) -> None:
-    """Makes variables of Keras, which keep their values, those of a strategy with copies."""
+    """Makes variables of Keras, which keep their values, variables of a strategy with copies."""
     if not has_copies(strategy):
         return
     for variable in variables:

@@ -56,7 +56,7 @@ def build_from_local_batch(original, self, iterator=None, data_batch=None):
             refuse_variables_of_others(self)
             raise  # within its `build`, which marks it as built before it is
         # The first step makes metrics and the rest. It has more than shapes: the replica, and
-        # ragged or sparse tensors. What is wrong with the data it tells, too. A step of one's own
+        # ragged or sparse tensors. It also reports errors in the data. A step of one's own
         # may not call the model at all, as a GAN's.
         if are_built(self, include_self=not _has_own_step(self)):
             _build_optimizer(self)
@@ -141,11 +141,11 @@ def split_what_is_none(original, self):
 
 @repairs(Trainer, "get_metrics_result", issue="keras-team/keras#19891")
 def log_metrics_of_all_replicas(original, self):
-    """What `fit` shows after a batch is the mean of the replicas' metrics.
+    """After a batch `fit` shows the mean of the replicas' metrics.
 
     That is wrong where they saw different numbers of rows, and for all metrics that are not means.
-    Here the replicas of one process add their metrics' state, as at the end of an epoch. Those of
-    several workers do not: it would be one more collective per step.
+    Here the replicas of one process add their metrics' state, as at the end of an epoch. Replicas
+    of several workers do not: it would be one more collective per step.
     """
     replica = replica_with_copies()
     if replica is None or communicator_of(self) is not None:

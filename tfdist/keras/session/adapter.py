@@ -1,4 +1,4 @@
-"""What Keras 3 and tf_keras have different, as far as participants need it."""
+"""The differences between Keras 3 and tf_keras that participants need."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Adapter(Protocol):
 
         Args:
           backup: the callback, which has a directory and the model, and may be new.
-          epoch: the epoch to go on with.
+          epoch: the epoch to continue with.
           batch: the last batch of it that was trained, from 0; `None` before the first one.
         """
 
@@ -75,4 +75,4 @@ class Adapter(Protocol):
         """Lets a callback of `backup_type` save where its `fit` stands."""
 
     def restore(self, backup: KerasCallback, positions: Any) -> None:
-        """Lets a callback of `backup_type` restore its backup, and `fit` go on from there."""
+        """Lets a callback of `backup_type` restore its backup, and `fit` continue from there."""

@@ -105,7 +105,7 @@ def steps_of(
     """
     session = newest()
     for one in reversed(session.participants if session is not None else ()):
-        steps = one.end_steps(steps, data)
+        steps = one.around_steps(steps, data)
     return steps
 
 
@@ -114,7 +114,7 @@ def results_of(model: KerasModel, logs: Logs, make: Callable[[Logs], Logs]) -> L
 
     Args:
       model: the model.
-      logs: those of the last step; empty if there was none.
+      logs: the logs of the last step; empty if there was none.
       make: takes them; returns Keras's own.
     """
     session = newest()

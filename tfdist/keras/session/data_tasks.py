@@ -1,4 +1,4 @@
-"""`fit`, `evaluate` and `predict` with `tfdist.data`: what a step has trained is committed."""
+"""`fit`, `evaluate` and `predict` with `tfdist.data`: each step commits its records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STEPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
 
 
 class DataTasks(Participant[Session]):
-    """Commits the records of each step; `fit` goes on with the epoch that the job is in."""
+    """Commits the records of each step; `fit` continues with the epoch that the job is in."""
 
     def __init__(self, session: Session, feed: Feed) -> None:
         super().__init__(session)
@@ -38,7 +38,7 @@ class DataTasks(Participant[Session]):
         commit = _Commit(self._feed, self.session.model, _STEPS[self.session.kind])
         self.session.add_callback(commit, first=True)
 
-    def end_steps(
+    def around_steps(
         self, steps: contextlib.AbstractContextManager[None], data: KerasData
     ) -> contextlib.AbstractContextManager[None]:
         """An epoch of data tasks has as many batches as its worker has taken.

@@ -50,10 +50,10 @@ class ElasticPart(Participant[Session]):
         if isinstance(session, FitSession) and positions is not None and session.data is not None:
             ElasticFit(self._job, positions).begin()
 
-    def end_steps(
+    def around_steps(
         self, steps: contextlib.AbstractContextManager[None], data: KerasData
     ) -> contextlib.AbstractContextManager[None]:
-        """No member goes on before all have done all steps of an epoch."""
+        """No member continues before all have done all steps of an epoch."""
         return _agreed(steps, self._job, data)
 
 

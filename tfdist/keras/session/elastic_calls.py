@@ -1,6 +1,6 @@
 """Calls of `fit`, `evaluate` and `predict` in an elastic job: which of them a process makes.
 
-A newcomer leaves out those that the members have ended. A `fit` or a result may be made again after
+A newcomer leaves out calls that the members have ended. A `fit` or a result may be made again after
 the members have left this process behind.
 """
 
@@ -28,7 +28,7 @@ from tfdist.keras.elastic_state import ElasticFit, LeftOut
 from tfdist.keras.session.adapter import Adapter, Arguments
 
 _log = logging.getLogger("tfdist.elastic")
-# How a call fails that the members cannot go on with.
+# How a call fails that the members cannot continue with.
 _LOST_MEMBERS = (
     RendezvousTimeoutError,
     tf.errors.UnavailableError,
@@ -160,7 +160,7 @@ def _data_of(arguments: Arguments) -> list[object]:
 
 
 def _draw_as_members(job: ElasticJob, data: Sequence[object], draws: Sequence[int]) -> None:
-    """Makes data that a call has not read go on as if it had.
+    """Makes data that a call has not read continue as if it had.
 
     Raises:
       TfdistError: it cannot.
@@ -173,7 +173,7 @@ def _draw_as_members(job: ElasticJob, data: Sequence[object], draws: Sequence[in
         raise job.ended_by(error) from error.__cause__
     if reasons:
         job.end(
-            f"expected to go on with the data of call number {job.calls.ended} of fit, evaluate "
+            f"expected to continue with the data of call number {job.calls.ended} of fit, evaluate "
             f"and predict, which was left out, as the members do, but {'; '.join(reasons)}"
         )
 

@@ -29,7 +29,7 @@ class EpochLengths(Participant[Session]):
             return None
         return cls(session) if process.current.cluster("fit").data_dispatcher else None
 
-    def end_steps(
+    def around_steps(
         self, steps: contextlib.AbstractContextManager[None], data: KerasData
     ) -> contextlib.AbstractContextManager[None]:
         """The iterator forgets the number of batches of this epoch."""

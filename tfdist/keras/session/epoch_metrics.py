@@ -1,9 +1,9 @@
-"""`fit` with parameter servers: an epoch's metrics are those of all workers, and a stop stops all.
+"""`fit` with parameter servers: an epoch's metrics cover all workers, and a stop stops all.
 
 Each worker of `ParameterServerStrategy` accumulates metrics of its own rows. At the end of an epoch
 the workers combine them, as each metric's variable declares for replicas: sums are added. So
-`EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` decide by the job's numbers, on every
-worker alike. After the callbacks of an epoch the workers synchronize once more: if one of them
+`EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` decide by the job's numbers, the same on
+every worker. After the callbacks of an epoch the workers synchronize once more: if one of them
 wants to stop, all do. After the callbacks of `fit` they synchronize a last time.
 
 Validation data is not shared (see `server_data`), so its metrics are
@@ -85,8 +85,8 @@ class EpochMetrics(Participant[FitSession]):
           phase: of the epoch, whose metrics these are.
 
         Returns:
-          The logs, with the mean of all workers' numbers; `None` if the metrics are not those of
-          all workers.
+          The logs, with the mean of all workers' numbers; `None` if the metrics do not cover all
+          workers.
         """
         variables = _variables(self.model)
         steps = _numbers(logs) if own is logs else {}
@@ -163,7 +163,7 @@ class _EndOfEpoch(Callback):
 
 
 def _variables(model: KerasModel) -> list[KerasVariable]:
-    """The variables of a model's metrics, each once, without those that the servers hold."""
+    """The variables of a model's metrics, each once, without the servers' variables."""
     found = {id(v): v for metric in model.metrics for v in metric.variables}
     return [v for v in found.values() if not is_on_servers(getattr(v, "_value", v))]
 

@@ -1,7 +1,7 @@
-"""The files of `BackupAndRestore` and `ModelCheckpoint`: what is in them, and who writes them.
+"""The files of `BackupAndRestore` and `ModelCheckpoint`: their contents and their writers.
 
-In elastic training rank 0 writes, and the next rank 0 writes again what it may not have ended. See
-`rank_zero` for what the other members do meanwhile.
+In elastic training rank 0 writes, and the next rank 0 writes again what it may not have ended.
+`rank_zero` describes the other members' part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from tfdist.keras.workers import elastic_job_of, local_updates_of, rank_of, trai
 from tfdist.ops.collectives.alone import is_alone
 
 _DECIDE = ("on_epoch_begin", "on_epoch_end", "on_train_batch_end", "_should_save_on_batch")
-# States of data tasks: that of the weights, of those before them, and of those being written.
+# States of data tasks: of the weights, of the weights before them, and of the weights being
+# written.
 _KEPT = 3
 
 
@@ -93,7 +94,7 @@ def restore(callback: KerasCallback, begin: Callable[[], None]) -> None:
 
 
 def load(callback: KerasCallback, load_model: Callable[[], None]) -> None:
-    """Loads a backup, and lets `fit` and the data tasks go on from it.
+    """Loads a backup, and lets `fit` and the data tasks continue from it.
 
     Args:
       callback: a `BackupAndRestore`.
@@ -135,7 +136,7 @@ def _load_with_position(callback: KerasCallback, load_model: Callable[[], None])
     path, metadata = callback._weights_path, callback._training_metadata_path
     content = read_state(path) if tf.io.gfile.exists(path) else None
     if content is not None:
-        # Keras's file of the epoch is not replaced together with that of the weights.
+        # Keras's file of the epoch is not replaced together with the file of the weights.
         callback._training_metadata_path = f"{metadata}.ignored"
     try:
         load_model()
@@ -198,7 +199,7 @@ def _with_position(
 
     Args:
       callback: the callback.
-      of_all: whether the state is that of all workers.
+      of_all: whether the state covers all workers.
       former: where the file that is replaced is kept.
     """
     positions = positions_of(callback.model)
@@ -256,9 +257,9 @@ def _state_here(callback: KerasCallback) -> Callable[[], TrainingState] | None:
 def _by_rank_0_here(callback: KerasCallback, what: str, save: Callable[[], None]) -> None:
     """Lets rank 0 of an elastic job save what a model is now.
 
-    Workers that train alone between two rounds make further steps before they meet. What rank 0
-    was saving there is lost with it. In a job that is not elastic all workers save: a value may
-    need all of them, and the chief alone keeps its file.
+    Workers that train alone between two rounds make further steps before they meet. A save that
+    rank 0 was making there is lost with it. In a job that is not elastic all workers save: a value
+    may need all of them, and the chief alone keeps its file.
     """
     model = callback.model
     if elastic_job_of(model.distribute_strategy) is None:

@@ -1,4 +1,4 @@
-"""The files of `BackupAndRestore` and `ModelCheckpoint` of tf_keras: who writes them.
+"""The files of `BackupAndRestore` and `ModelCheckpoint` of tf_keras, and their writers.
 
 See `files_of_keras_3`, which does the same for Keras 3.
 """
@@ -134,7 +134,7 @@ def warn_within_round(callback: KerasCallback, epoch: int, batch: int) -> None:
     _log.warning(
         "BackupAndRestore of tf_keras: expected a backup between two rounds of "
         "LocalUpdateStrategy, received one within a round, at batch %d of epoch %d. It holds "
-        "nothing of the other workers and of the round: a fit that goes on from it ends with "
+        "nothing of the other workers and of the round: a fit that continues from it ends with "
         "other values. Use Keras 3, whose backups hold both",
         *(batch + 1, epoch + 1),
     )

@@ -15,7 +15,7 @@ from tfdist.keras.workers import local_updates_of
 class LocalRounds(Participant[FitSession]):
     """Ends the round in which the steps of an epoch have ended.
 
-    An evaluation within an epoch is that of the workers' own variables.
+    An evaluation within an epoch uses the workers' own variables.
     """
 
     @classmethod

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import tensorflow as tf
 from keras.callbacks import BackupAndRestore, CallbackList, History, ModelCheckpoint, ProgbarLogger
 
 from tfdist._types import KerasCallback
 from tfdist.data.feed import Feed
 from tfdist.data.iterators import plain
-from tfdist.data.pipeline import feed_of
+from tfdist.data.pipeline import feed_of, tracked
 from tfdist.data.strategies import WorkerInput
 from tfdist.internals.keras_3 import TensorFlowTrainer, TFDatasetAdapter, TFEpochIterator
 from tfdist.keras.hooks.shuffling import for_strategy
@@ -26,9 +25,6 @@ from tfdist.keras.session.session import (
     fit_that_reads,
     newest_fit,
 )
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 
 class Keras3:
@@ -126,8 +122,16 @@ def predict(original, self, *args, **kwargs):
 
 @hooks(TensorFlowTrainer, "_get_metrics_result_or_logs")
 def results(original, self, logs):
-    """The logs of an epoch are those of all workers; those of a validation are, too."""
+    """The logs of an epoch, and of a validation, cover all workers."""
     return calls.results_of(self, logs, lambda own: original(self, own))
+
+
+@hooks(TFDatasetAdapter, "__init__")
+def count_records(original, self, dataset, *args, **kwargs):
+    """The batches of data tasks are counted, so that a step's records can be committed."""
+    if isinstance(dataset, tf.data.Dataset):
+        dataset = tracked(dataset)
+    original(self, dataset, *args, **kwargs)
 
 
 @hooks(TFEpochIterator, "__init__")
@@ -158,13 +162,13 @@ def open_at_position(original, self):
 
 @hooks(TFEpochIterator, "_enumerate_iterator")
 def begin_at_batch(original, self):
-    """The first epoch of a `fit` that goes on begins with its next batch."""
+    """The first epoch of a `fit` that continues begins with its next batch."""
     positions = _positions_that_read(self)
     return original(self) if positions is None else positions.steps(original(self))
 
 
 @hooks(TFEpochIterator, "catch_stop_iteration")
-def end_steps(original, self):
+def around_steps(original, self):
     """Participants are told of the end of the steps of an epoch, or of an evaluation."""
     return calls.steps_of(self, original(self))
 
@@ -247,7 +251,7 @@ def back_up(original, self):
 
 @hooks(BackupAndRestore, "on_train_begin")
 def restore_backup(original, self, logs=None):
-    """`fit` goes on from the backup before the newest one if the newest one is damaged.
+    """`fit` continues from the backup before the newest one if the newest one is damaged.
 
     In elastic training rank 0 alone restores it, when all members are together.
     """
@@ -256,7 +260,7 @@ def restore_backup(original, self, logs=None):
 
 @hooks(BackupAndRestore, "_load_model")
 def go_on_from_backup(original, self):
-    """`fit` goes on with the batch after the backup's last one; Keras repeats its epoch."""
+    """`fit` continues with the batch after the backup's last one; Keras repeats its epoch."""
     files_of_keras_3.load(self, lambda: original(self))
 
 

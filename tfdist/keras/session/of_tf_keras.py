@@ -65,7 +65,7 @@ class TfKeras:
         state = getattr(backup, "_training_state", None)
         if state is None:
             state = WorkerTrainingState(backup.model, backup.backup_dir, backup.save_freq)
-        # It goes on with the batch after the saved one, or only with the epoch after it.
+        # It continues with the batch after the saved one, or only with the epoch after it.
         if backup.save_freq == "epoch":
             epoch, batch = epoch - 1, state.CKPT_SAVED_BATCH_UNUSED_VALUE
         elif batch is None:
@@ -82,7 +82,7 @@ class TfKeras:
         backup._training_state.back_up(position.epoch, position.batch)
 
     def restore(self, backup: KerasCallback, positions: Positions) -> None:
-        """See `Adapter`; goes on after the batch that was saved."""
+        """See `Adapter`; continues after the batch that was saved."""
         state = backup._training_state
         state.tfdist_restores_for_all = True
         try:
@@ -120,7 +120,7 @@ def predict(original, self, *args, **kwargs):
 
 @hooks(tf_keras.Model, "_validate_and_get_metrics_result")
 def results(original, self, logs):
-    """The logs of an epoch are those of all workers; those of a validation are, too."""
+    """The logs of an epoch, and of a validation, cover all workers."""
     return calls.results_of(self, logs, lambda own: original(self, own))
 
 
@@ -167,7 +167,7 @@ def begin_at_batch(original, self):
 
 
 @hooks(DataHandler, "catch_stop_iteration")
-def end_steps(original, self):
+def around_steps(original, self):
     """Participants are told of the end of the steps of an epoch, or of an evaluation."""
     return calls.steps_of(self, original(self))
 
@@ -258,9 +258,9 @@ def delete_backup(original, self):
 
 @hooks(BackupAndRestore, "_backup")
 def meet_after_backup(original, self, epoch, batch=0):
-    """In elastic training no member goes on before rank 0, or its successor, has saved a backup.
+    """In elastic training no member continues before rank 0, or its successor, has saved a backup.
 
-    A backup within a round of `LocalUpdateStrategy` says that going on from it is not exact.
+    A backup within a round of `LocalUpdateStrategy` says that continuing from it is not exact.
     """
     files_of_tf_keras.warn_within_round(self, epoch, batch)
     original(self, epoch, batch)
@@ -275,5 +275,5 @@ def save_checkpoint(original, self, filepath):
 
 @hooks(ModelCheckpoint, "_save_model")
 def meet_after_save(original, self, epoch, batch, logs):
-    """In elastic training no member goes on before rank 0, or its successor, has saved a file."""
+    """In elastic training no member continues before rank 0, or its successor, has saved a file."""
     files_of_tf_keras.meet_after_save(self, lambda: original(self, epoch, batch, logs))

@@ -32,7 +32,7 @@ ORDER: Sequence[tuple[Factory, str]] = (
     (Progress.of, "before the program may be stopped"),
     (Preemption.of, "handles what the participants below it lose"),
     (EpochMetrics.of, "combines metrics after the workers' variables have met"),
-    (LocalRounds.of, "the metrics of an epoch are those after its last round"),
+    (LocalRounds.of, "the metrics of an epoch are read after its last round"),
     (ServerData.of, "decides how data is distributed before its openings are counted"),
     (EpochLengths.of, "restores what Keras has counted; the position below counts for itself"),
     (_positions, "the next batch: the others ask for it, and it asks none of them"),

@@ -19,7 +19,7 @@ _S = TypeVar("_S")
 class Participant(Generic[_S]):
     """One concern of a call. Each method does nothing, and may be overridden.
 
-    The methods of a `fit`, in time. Those without a note are called in the participants' order.
+    The methods of a `fit`, in time. Methods without a note are called in the participants' order.
 
         begin_call                                          last participant first:
         |   open_data  (around Keras's own)
@@ -28,9 +28,9 @@ class Participant(Generic[_S]):
         |   begin_fit                                       *
         |   |   begin_epoch
         |   |       callbacks: on_epoch_begin
+        |   |   around_steps  (a context: all steps of the epoch)  *
         |   |   |       callbacks: on_train_batch_begin, a step, on_train_batch_end
         |   |   |   after_step
-        |   |   end_steps  (around the steps)               *
         |   |   results  (around Keras's own)
         |   |   |       callbacks: on_test_batch_begin, a step of a validation, on_test_batch_end
         |   |   |   after_validation_step
@@ -42,7 +42,7 @@ class Participant(Generic[_S]):
         end_call                                            *
         lost, if a collective has lacked another worker     *
 
-    `evaluate` and `predict` have `begin_call`, `open_data`, `end_steps`, `end_call` and `lost`.
+    `evaluate` and `predict` have `begin_call`, `open_data`, `around_steps`, `end_call` and `lost`.
 
     Args:
       session: the call.
@@ -78,7 +78,7 @@ class Participant(Generic[_S]):
     def after_step(self, logs: Logs | None) -> None:
         """Ends a step of training, after its callbacks."""
 
-    def end_steps(
+    def around_steps(
         self, steps: contextlib.AbstractContextManager[None], data: KerasData
     ) -> contextlib.AbstractContextManager[None]:
         """Returns a context manager around the steps of an epoch, of `evaluate` or of `predict`.
@@ -93,9 +93,9 @@ class Participant(Generic[_S]):
         """Returns the logs of an epoch, or of its validation.
 
         Args:
-          logs: those of the last step; empty if there was none.
+          logs: the logs of the last step; empty if there was none.
           make: takes them; returns the logs without this participant.
-          of_validation: whether the metrics are those of the validation.
+          of_validation: whether the metrics are the validation's.
         """
         return make(logs)
 

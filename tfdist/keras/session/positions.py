@@ -1,4 +1,4 @@
-"""The position of a `fit` in its data, and how it goes on from where another one stood."""
+"""The position of a `fit` in its data, and how it continues from where another one stood."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Positions(Participant[FitSession], abc.ABC):
     """The position of a `fit` in its data. A subclass knows how a Keras reads data.
 
     Attributes:
-      resumed: where this `fit` went on from; `None` if it began at its beginning.
+      resumed: where this `fit` continued from; `None` if it began at its beginning.
       checkpoints_of_all: whether all workers have as many `ModelCheckpoint`s.
     """
 
@@ -103,7 +103,7 @@ class Positions(Participant[FitSession], abc.ABC):
         """Whether the data is a Python generator, which `fit` has been given itself."""
 
     def state(self, of_all: bool) -> TrainingState:
-        """What a checkpoint should hold now.
+        """The state that a checkpoint should hold now.
 
         Args:
           of_all: with the state of all workers' replicas, which all call this; else this worker's.
@@ -161,13 +161,14 @@ class Positions(Participant[FitSession], abc.ABC):
         )
 
     def go_on_from(self, state: TrainingState, *, beside_others: bool = False) -> None:
-        """Makes `fit`, which has not begun its first epoch, go on from a state.
+        """Makes `fit`, which has not begun its first epoch, continue from a state.
 
         The model has the values that belong to the state already.
 
         Args:
           state: of this program, or of another member.
-          beside_others: other members go on from there, too, and share their batches with this one.
+          beside_others: other members also continue from there, and share their batches with this
+            one.
 
         Raises:
           TfdistError: this process would read other batches beside them.
@@ -198,7 +199,7 @@ class Positions(Participant[FitSession], abc.ABC):
             )
         if reasons and (beside_others or rank_of(self.model) == 0):
             _log.warning(
-                "fit goes on at batch %d of epoch %d, but its data cannot be positioned exactly: "
+                "fit continues at batch %d of epoch %d, but its data cannot be positioned exactly: "
                 "%s. The batches that follow are others than without the interruption; some rows "
                 "of the epoch may come twice and others not at all",
                 position.batch,
@@ -225,7 +226,7 @@ class Positions(Participant[FitSession], abc.ABC):
         """Goes to the first batch of the steps that begin.
 
         Returns:
-          Where `fit` goes on from, if these are its first steps.
+          Where `fit` continues from, if these are its first steps.
         """
         assert self._openings is not None
         start, self._start = self._start, None

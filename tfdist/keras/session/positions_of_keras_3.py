@@ -20,7 +20,7 @@ class Keras3Positions(Positions):
     """The position of one `fit` of Keras 3, whose iterators are `TFEpochIterator`s."""
 
     def begin_call(self) -> None:
-        """Another `fit` of the model is not to begin at the epoch at which this one goes on."""
+        """Another `fit` of the model is not to begin at the epoch at which this one continues."""
         before = self.model._initial_epoch
 
         def forget() -> None:
@@ -54,12 +54,12 @@ class Keras3Positions(Positions):
         """Returns an iterable that opens the training data at its position.
 
         Args:
-          dataset: what Keras would open; see `open_arrays_once_an_epoch`.
+          dataset: the dataset that Keras would open; see `open_arrays_once_an_epoch`.
         """
         return self._openings if dataset is self.dataset else dataset
 
     def steps(self, of_keras: Iterator) -> Iterator:
-        """The steps of an epoch, from the first one that is to be made.
+        """The steps of an epoch, from the first step that is to be made.
 
         Args:
           of_keras: all steps, which begin with the number of their first batch. They do not read.

@@ -105,7 +105,7 @@ class TfKerasPositions(Positions):
         return position.epoch - 1, (self._length or 0) - 1
 
     def go_on_after(self, epoch: int, batch: int) -> None:
-        """Goes on after what was the `last_batch`."""
+        """Continues after what was the `last_batch`."""
         is_complete = batch < 0 or batch + 1 == self._length
         epoch, batch = (epoch + 1, 0) if is_complete else (epoch, batch + 1)
         data = self.session.data

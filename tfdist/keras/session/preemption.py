@@ -101,8 +101,8 @@ class Preemption(Participant[FitSession]):
     def _stops_at_end(self) -> bool:
         """Whether any worker is to end now, and the chief can save what was trained.
 
-        All workers call it together. Otherwise `fit` ends as usual: what the program does with its
-        model now is the best chance to save it.
+        All workers call it together. Otherwise `fit` ends as usual: the program's own code is the
+        best chance to save its model.
         """
         is_elastic = isinstance(self._training, ElasticTraining)
         if self._on_servers or is_elastic or not self.session.has_begun:

@@ -23,8 +23,8 @@ _log = logging.getLogger("tfdist")
 class ServerData(Participant[Session]):
     """The workers of parameter servers share training data; each sees all rows of other data.
 
-    A Keras distributes the data of `evaluate` and `predict` as that of `fit`, but these workers'
-    metrics and predictions are their own.
+    A Keras distributes the data of `evaluate` and `predict` like the data of `fit`, but these
+    workers' metrics and predictions are their own.
     """
 
     @classmethod

@@ -29,7 +29,7 @@ class Session:
 
     Args:
       kind: the name of the function.
-      keras: what the Kerases have different, of the model's.
+      keras: the adapter of the model's Keras.
       model: the model; `None` if data is opened outside of any call.
       strategy: distributes the data.
       arguments: of the call, by name, without the model. Participants may change them before Keras
@@ -37,7 +37,7 @@ class Session:
 
     Attributes:
       kind, keras, model, strategy, arguments: as in the arguments.
-      participants: those that take part, in their order.
+      participants: the participants of this call, in their order.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Session:
         return next((one for one in self.participants if isinstance(one, kind)), None)
 
     def add_callback(self, callback: Callback, *, first: bool = False) -> None:
-        """Adds a callback to those of the call, before it begins.
+        """Adds a callback to the call's, before it begins.
 
         Args:
           callback: ours.
@@ -194,9 +194,9 @@ class FitSession(Session):
         """Returns the logs of an epoch, or of its validation.
 
         Args:
-          logs: those of the last step; empty if there was none.
+          logs: the logs of the last step; empty if there was none.
           make: takes them; returns Keras's logs of the epoch.
-          of_validation: whether the metrics are those of the validation.
+          of_validation: whether the metrics are the validation's.
         """
         for one in reversed(self.participants):
             make = _around(one, make, of_validation)

@@ -4,7 +4,7 @@ A model is a layer. Within its call no layer, and no function of the user's own,
 after it outputs have no rows again, so losses and metrics do not count the substitute. The gradient
 of those outputs is exactly 0.
 
-What a call does beside its outputs is undone by those who ask `substitution`: losses of `add_loss`,
+Side effects of a call are undone by the code that asks `substitution`: losses of `add_loss`,
 assignments, and rows of embedding tables.
 """
 
@@ -83,7 +83,7 @@ def _call_within(
 
 
 def no_value(value: tf.Tensor) -> tf.Tensor:
-    """Returns a loss, or 0 in its place if it is that of a substitute row."""
+    """Returns a loss, or 0 in its place for a substitute row."""
     current = substitution()
     if current is None:
         return value

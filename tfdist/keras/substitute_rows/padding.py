@@ -45,7 +45,7 @@ def has_no_rows(value: AnyTensor) -> tf.Tensor:
 
 
 def with_substitutes(values: Sequence[AnyTensor], is_empty: tf.Tensor) -> list[AnyTensor]:
-    """Returns values that `can_be_empty`; those without rows have one if `is_empty`.
+    """Returns values that `can_be_empty`; values without rows have one if `is_empty`.
 
     Args:
       values: tensors of one batch, also ragged and sparse ones.

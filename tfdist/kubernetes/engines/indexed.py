@@ -27,8 +27,8 @@ def job_spec(job: JobOptions, role: str, *, restarts_together: bool) -> Object:
     pods = count(job, role)
     spec: Object = {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
     if role == "worker" and job.elastic is not None:
-        # The others go on without a worker that fails again and again. When one has ended well,
-        # all that train have: those that still wait for room are not needed any more.
+        # The others continue without a worker that fails again and again. When one has ended well,
+        # all that train have: workers that still wait for room are not needed any more.
         spec["backoffLimitPerIndex"] = _FAILURES_OF_A_WORKER
         spec["successPolicy"] = {"rules": [{"succeededCount": job.min_workers}]}
     elif role == "worker" and not job.ps:

@@ -47,7 +47,7 @@ def _comment(job: JobOptions, role: str) -> str:
         )
     namespace = "" if job.namespace is None else f" -n {job.namespace}"
     return (
-        f"The workers, {job.min_workers} to {job.max_workers}. Those for which there is no room "
+        f"The workers, {job.min_workers} to {job.max_workers}. Workers for which there is no room "
         "wait, and join later.\nTo have another number, set both fields at once:\n"
         f"  kubectl{namespace} patch job {set_name(job, role)} --type merge "
         f'-p \'{{"spec":{{"parallelism":N,"completions":N}}}}\''

@@ -30,7 +30,7 @@ def set_spec(job: JobOptions) -> Object:
             "publishNotReadyAddresses": True,
         },
         "successPolicy": {"operator": "All", "targetReplicatedJobs": ["worker"]},
-        # Parameter servers and elastic jobs go on while a single pod is started again.
+        # Parameter servers and elastic jobs continue while a single pod is started again.
         "failurePolicy": {"maxRestarts": job.restarts if restarts_together else 0},
         "replicatedJobs": [
             {

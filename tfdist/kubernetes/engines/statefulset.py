@@ -1,6 +1,6 @@
 """StatefulSets, for an elastic job without an end: the kind that an autoscaler can set.
 
-Their pods are started again whenever they end. So the script trains on data that go on, or waits
+Their pods are started again whenever they end. So the script trains on data that continue, or waits
 for new tasks, and the user deletes the job.
 """
 

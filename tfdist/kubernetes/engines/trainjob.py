@@ -49,6 +49,6 @@ def objects(job: JobOptions) -> list[tuple[str, Object]]:
         },
     }
     return [
-        ("What the TrainJob's tasks are: Kubeflow Trainer has no runtime for TensorFlow.", runtime),
+        ("The TrainJob's kind of tasks: Kubeflow Trainer has none for TensorFlow.", runtime),
         ("The job. numNodes here and in the runtime, and TFDIST_WORKERS, go together.", train_job),
     ]

@@ -44,7 +44,7 @@ _BOOTSTRAP = WITHOUT_CURRENT_DIRECTORY + (
     "+ sys.executable + ', or in a folder of PYTHONPATH, found none'); "
     "from tfdist.launch.hosts import agent; sys.exit(agent.main())"
 )
-# The first value of an option counts: those that the user gives precede.
+# The first value of an option counts: the user's options precede.
 _SSH_OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"),
     *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"),
@@ -439,7 +439,7 @@ class RemoteProcess:
         self._connection.send("signal", task=self._task, number=int(number))
 
     def notify(self) -> None:
-        """Sends SIGTERM to it alone: its children, such as readers of its input, go on."""
+        """Sends SIGTERM to it alone: its children, such as readers of its input, continue."""
         self._connection.send("notify", task=self._task)
 
     def resize(self, rows: int, columns: int) -> None:

@@ -7,8 +7,8 @@
        \\------------- a worker has lived there for 5 minutes ---------------/
 
 The *cool-down* doubles each time that the host fails its trial, up to a limit. Workers of a host
-that die together, for one reason, are one failure: of them, and of those that were started before
-the last failure, only the first one counts.
+that die together, for one reason, are one failure: of them, and of workers started before the last
+failure, only the first one counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The hosts of an elastic job as a script of the user's names them, again and again.
 
-The script prints "HOST:SLOTS" lines, as Horovod's does. One that fails changes nothing: the hosts
-stay as they are, and the script is asked again.
+The script prints "HOST:SLOTS" lines, as Horovod's does. A script that fails changes nothing: the
+hosts stay as they are, and the script is asked again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Discovery:
 
     Args:
       script: the script.
-      readers: descriptors to poll, each with what handles its input.
+      readers: descriptors to poll, each with the handler of its input.
       found: takes the hosts of each answer.
       failed: takes the reason of each failure that differs from the last one.
     """
@@ -68,7 +68,7 @@ class Discovery:
         self._problem = ""
 
     def ask(self) -> None:
-        """Starts the script, unless it still runs; ends one that runs for too long."""
+        """Starts the script, unless it still runs; ends it if it runs for too long."""
         if self._process is not None:
             if time.monotonic() > self._began + _TIMEOUT:
                 self.close()

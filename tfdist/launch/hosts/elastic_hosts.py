@@ -2,7 +2,7 @@
 
 A worker keeps its host, and with it its address, for as long as the host can be used. Else its next
 start is on a host with a free slot, at a new address there. Workers that run already learn it when
-the newcomer asks them; those that start later have it in their `TF_CONFIG`.
+the newcomer asks them; later workers have it in their `TF_CONFIG`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _LONGEST_RETRY = 60.0
 
 
 class NoRoomYetError(HostError):
-    """No host has a free slot but those that are left out for some time."""
+    """No host has a free slot, except hosts that are left out for some time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HostChanges:
-    """What follows from other hosts than before.
+    """The consequences of other hosts than before.
 
     Attributes:
       leave: the slots of workers that must leave their hosts.
-      lines: what happened, for the user.
+      lines: the events, for the user.
     """
 
     leave: Sequence[int]
@@ -45,7 +45,7 @@ class ElasticHosts:
     """Places the workers of an elastic job.
 
     Args:
-      pool: starts the tasks; its sites are those of the beginning.
+      pool: starts the tasks; its sites are the hosts of the beginning.
       specs: the workers, by slot, and then the parameter servers.
       connect: begins to connect to a new host.
       cooldown: when hosts are left out.
@@ -80,10 +80,10 @@ class ElasticHosts:
           reserved: the slots that keep their hosts from the workers of others.
 
         Returns:
-          The task, with its address and those of all others.
+          The task, with its address and all other tasks'.
 
         Raises:
-          NoRoomYetError: no host has a free slot but one that is left out.
+          NoRoomYetError: no host has a free slot, except one left out.
           HostError: no host has a free slot.
         """
         spec = self._specs[slot]
@@ -120,7 +120,7 @@ class ElasticHosts:
         Args:
           slot: its slot.
           started: the monotonic time of its start.
-          ended: that of its end.
+          ended: the time of its end.
         """
         site = self._pool.site(slot)
         others = (other for other in self._pool.sites if other is not site)
@@ -128,7 +128,7 @@ class ElasticHosts:
         return is_failing and any(self._is_wanted(other) for other in others)
 
     def leave_out(self, slot: int) -> tuple[str, float, str]:
-        """Leaves out the host of a slot, on which workers have failed; those that run there stay.
+        """Leaves out the host of a slot, on which workers have failed; its running workers stay.
 
         Returns:
           Its name, the seconds until it is to be tried again, and the reason in words.
@@ -137,7 +137,7 @@ class ElasticHosts:
         return name, *self._cooldowns.leave_out(name, time.monotonic())
 
     def on_host_of(self, slot: int) -> list[int]:
-        """Returns the slots of the workers whose host is that of a slot."""
+        """Returns the slots of the workers on the host of a slot."""
         site = self._pool.site(slot)
         return [
             other

@@ -1,7 +1,7 @@
 """Which hosts a job has, how many training tasks each takes, and which task runs where. Pure.
 
 `--hosts a:2,b:2`, a host file and the output of a discovery script name hosts with their *slots*: a
-slot is room for one training task. The forms are those that users of Horovod and Open MPI have.
+slot is room for one training task. Horovod and Open MPI use the same forms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Host:
     """A host of a job.
 
     Attributes:
-      name: what ssh is given: "node1", "user@node1", "10.0.0.1" or "[fd00::1]".
+      name: the argument of ssh: "node1", "user@node1", "10.0.0.1" or "[fd00::1]".
       slots: the number of training tasks that it takes, 1 or more.
     """
 
@@ -49,7 +49,7 @@ class Host:
         return f"{'127.0.0.1' if self.is_loopback else self.address}:{port}"
 
     def is_this_machine(self, own_names: Iterable[str]) -> bool:
-        """Whether it needs no ssh; `own_names` are those of this machine."""
+        """Whether it needs no ssh; `own_names` are the names of this machine."""
         return "@" not in self.name and (self.is_loopback or self.name in own_names)
 
 
@@ -58,7 +58,7 @@ def parse_hosts(text: str, source: str = "--hosts") -> tuple[Host, ...]:
 
     Args:
       text: the hosts.
-      source: what the text comes from, for messages.
+      source: the origin of the text, for messages.
 
     Raises:
       ClusterConfigError: it is no such text, or names a host twice.
@@ -76,7 +76,7 @@ def parse_host_lines(text: str, source: str) -> tuple[Host, ...]:
     Args:
       text: a host on each line, "node1", "node1:2" or "node1 slots=2"; "#" begins a comment. Open
         MPI's `max_slots=N` is accepted, and means nothing here.
-      source: what the text comes from, for messages.
+      source: the origin of the text, for messages.
 
     Raises:
       ClusterConfigError: a line is no host, or a host appears twice.

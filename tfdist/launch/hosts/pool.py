@@ -15,13 +15,13 @@ from tfdist.launch.process import LocalProcess, ProcessSpec, TaskProcess
 
 @dataclasses.dataclass(frozen=True)
 class JobCommand:
-    """What the tasks of a job have in common.
+    """The common properties of a job's tasks.
 
     Attributes:
       python: the path of Python on this machine; on others it is the agent's.
       arguments: the script and its arguments.
       environment: the variables of tasks on this machine.
-      passed: those of tasks on other hosts, beyond the ones of a login there.
+      passed: the variables of tasks on other hosts, beyond a login's.
       directories: variables for which each other host makes a directory of its own.
     """
 
@@ -69,10 +69,10 @@ class HostPool:
     """Starts each task of a job on its host.
 
     Args:
-      command: what the tasks have in common.
+      command: the common properties of the tasks.
       sites: the hosts.
       placed: the site of each task, by the task's index.
-      binding: what each task is bound to, of the CPUs of its host.
+      binding: the unit of CPUs of its host that each task is bound to.
 
     Attributes:
       sites: the hosts, also lost ones.
@@ -125,7 +125,7 @@ class HostPool:
 
         Args:
           task: the task's index.
-          spec: what is its own.
+          spec: the task's own properties.
           sinks: receive its stdout and its stderr.
           guard: the pipe to the launcher's guard.
 

@@ -28,7 +28,7 @@ Record = dict[str, Any]
 
 
 class RecordError(ValueError):
-    """What arrived is no record; the message shows it."""
+    """The received data is no record; the message shows it."""
 
 
 class RecordStream:

@@ -33,10 +33,10 @@ class TaskEnd:
     """The end of a task.
 
     Attributes:
-      index: the task's index; that of a worker of an elastic job is its slot.
+      index: the task's index; a worker's index in an elastic job is its slot.
       code: its exit code, or minus the number of the signal that ended it.
       started_at: the monotonic time of its start.
-      at: that of its end.
+      at: the time of its end.
       told_to_stop: the supervisor has sent it a signal.
       alone: no training task has followed it, after AWAIT_NOTICE.
     """
@@ -58,9 +58,9 @@ class Verdict(enum.Enum):
     """The consequence of the end of a task."""
 
     NOTHING = enum.auto()
-    # The task starts again at once; the others go on.
+    # The task starts again at once; the others continue.
     REPLACE = enum.auto()
-    # The task starts again after some time; the others go on.
+    # The task starts again after some time; the others continue.
     RESTART = enum.auto()
     # As RESTART, on another host.
     MOVE = enum.auto()
@@ -110,7 +110,7 @@ class JobPolicy(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether no training task runs or will start, in a job that goes on after their ends."""
+        """Whether no training task runs or will start, in a job that continues after their ends."""
 
     @property
     def awaits_start(self) -> bool:
@@ -140,7 +140,7 @@ class JobPolicy(Protocol):
           title: the task that failed first.
           exit: how it ended, in words.
           life: seconds from its start to its end.
-          survived: the failures after which the job went on.
+          survived: the failures after which the job continued.
         """
 
 

@@ -84,7 +84,7 @@ class ScaleError(ValueError):
 
 
 class SlotState(enum.Enum):
-    """What a slot does; the module's drawing has the changes."""
+    """The state of a slot; the module's drawing has the changes."""
 
     FREE = enum.auto()
     RUNNING = enum.auto()
@@ -215,6 +215,11 @@ class ElasticPolicy:
         """Whether no worker runs, and none will."""
         return not self._of(*_HAS_PROCESS, SlotState.WAITING)
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether nothing is started any more: a worker has finished, or all have left."""
+        return self.finished or self.is_done
+
     def begin(self) -> list[int]:
         """Returns the slots that the job begins with, which count as running, and the servers."""
         first = list(range(self.workers.start))
@@ -226,7 +231,7 @@ class ElasticPolicy:
         self, ends: Sequence[TaskEnd], is_interrupted: bool
     ) -> Iterator[tuple[TaskEnd, EndDecision]]:
         """Decides on the ends of some tasks, the earliest first."""
-        # No worker fails because of another. What matters is whether one has finished before.
+        # No worker fails because of another. It matters only whether one has finished before.
         for end in sorted(ends, key=lambda end: end.at):
             is_server = end.index in self._servers
             decide = self._server_ended if is_server else self._worker_ended
@@ -367,7 +372,7 @@ class ElasticPolicy:
         return returning
 
     def release(self, slots: Sequence[int]) -> list[int]:
-        """Removes workers whose hosts are gone; returns those that must be told."""
+        """Removes workers whose hosts are gone; returns the workers that must be told."""
         leave = [slot for slot in slots if self.state(slot) is SlotState.RUNNING]
         for slot in leave:
             self._slots[slot].state = SlotState.LEAVING
@@ -399,10 +404,12 @@ class ElasticPolicy:
         if self.finished:
             by = self._of(SlotState.FINISHED)[0]
             raise ScaleError(f"the job is ending: worker {by} has finished")
+        if self.is_ending:
+            raise ScaleError("the job is ending: all workers have left")
         working = self.working
         if count < len(working):
             return self._shrink(working[count:])
-        # What has failed again and again comes last.
+        # Slots that have failed again and again come last.
         spare = [
             *self._of(SlotState.FREE),
             *self._of(SlotState.LEAVING),

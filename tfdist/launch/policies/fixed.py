@@ -71,8 +71,8 @@ class FixedPolicy:
         for end in ends:
             if end.code == 0 and self._roles[end.index].trains:
                 self._finished.add(end.index)
-        # One that a signal ended is more likely to be the cause than one with an exit code: peers
-        # of a dead task notice its death and exit by themselves.
+        # A task that a signal ended is more likely to be the cause than a task with an exit code:
+        # peers of a dead task notice its death and exit by themselves.
         for end in sorted(ends, key=lambda end: end.code >= 0):
             yield end, self._decide(end, is_interrupted)
 

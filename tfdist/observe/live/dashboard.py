@@ -1,6 +1,6 @@
 """`tfdist dashboard`: a web page about a running job.
 
-The server reads the job when the page asks, and changes nothing. What it requires of a request:
+The server reads the job when the page asks, and changes nothing. Its requirements for a request:
 
 - a host name that is an address, or "localhost": the name of a page elsewhere that was made to lead
   here ("DNS rebinding") is refused;
@@ -68,7 +68,7 @@ class JobView:
 
     Args:
       sampler: asks the tasks.
-      title: what the page calls the job.
+      title: the job's name on the page.
     """
 
     def __init__(self, sampler: Sampler, title: str) -> None:
@@ -101,7 +101,7 @@ def describe(
     """Returns what the page shows, as an object for JSON.
 
     Args:
-      title: what the page calls the job.
+      title: the job's name on the page.
       before, after: as for `records.activity`.
     """
     job = activity(before, after)
@@ -137,7 +137,7 @@ class Dashboard(BoundedServer):
 
     Args:
       view: the job.
-      token: what a request must carry.
+      token: the token that a request must carry.
       host: the numeric address to listen on.
       port: the port, or 0 for a free one.
 

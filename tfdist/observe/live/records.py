@@ -1,4 +1,4 @@
-"""What a task tells, and what a job does between two looks at it: plain records.
+"""The reports of a task, and a job's activity between two looks at it: plain records.
 
 `tfdist.observe.metrics.state` writes what `ReportedState` reads. It came from another process, so
 that every field is checked: no answer of one task may keep the others' from being shown.
@@ -55,7 +55,7 @@ class TaskEvent:
 
 @dataclasses.dataclass(frozen=True)
 class ReportedState:
-    """What a task has told about itself.
+    """The report of a task about itself.
 
     Attributes:
       task: its name, such as "worker 1".
@@ -67,7 +67,7 @@ class ReportedState:
       metrics: by name and labels, without the label `task`: the numbers of docs/operate/metrics.md.
       traffic: bytes of tensors sent to and received from each other task, by its name.
       loss: number of steps that have a loss, and the loss; `None` if it is not finite.
-      events: what was under way in the last seconds.
+      events: the operations of the last seconds.
     """
 
     task: str
@@ -124,7 +124,7 @@ class ReportedState:
         return {key[1:]: value for key, value in self.metrics.items() if key[0] == name}
 
     def totals(self) -> dict[tuple[str, ...], float]:
-        """Returns the sum of all metrics whose name and first labels are those of the key."""
+        """Returns the sum of all metrics whose name and first labels equal the key."""
         found: dict[tuple[str, ...], float] = {}
         for key, value in self.metrics.items():
             for length in range(1, len(key) + 1):
@@ -140,7 +140,7 @@ class TaskAnswer:
       name: the task's name, or its address if the job's file does not tell the name.
       address: where it was asked, "host:port".
       at: when the answer came, in seconds of the asking process's steady clock.
-      state: what it told; `None` if there is none.
+      state: its report; `None` if there is none.
       problem: why there is none, as a sentence.
     """
 
@@ -153,7 +153,7 @@ class TaskAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class TaskActivity:
-    """What one task did between two looks; rates are averages over that time, `None`: unknown.
+    """One task's activity between two looks; rates are averages over that time, `None`: unknown.
 
     Attributes:
       name: its name.
@@ -205,7 +205,7 @@ class Queue:
 
 @dataclasses.dataclass(frozen=True)
 class JobActivity:
-    """What a job did between two looks.
+    """The activity of a job between two looks.
 
     Attributes:
       seconds: between the looks; 0 if there was one only.

@@ -1,4 +1,4 @@
-"""Asks all tasks of a job at once what they do; one that does not answer delays no other one."""
+"""Asks all tasks of a job at once what they do; a silent task delays no other one."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Sampler:
 class _Received:
     """All that a task sends until it closes the connection, in place of the socket.
 
-    A socket's own timeout is that of each read: a task that sends a byte a second would keep it.
+    A socket's own timeout covers each read alone: a task that sends a byte a second would keep it.
 
     Raises:
       TimeoutError: it is not complete at the deadline.

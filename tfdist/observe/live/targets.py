@@ -1,4 +1,4 @@
-"""Where the tasks of a job tell what they do, and the token for it."""
+"""The addresses at which the tasks of a job report, and the token for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Targets:
 
     @property
     def token(self) -> str:
-        """What the tasks require of a request."""
+        """The token that the tasks require in a request."""
         return metrics_token(self.secret)
 
 

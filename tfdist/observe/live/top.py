@@ -39,7 +39,7 @@ def run(job: Path | None, addresses: str | None, interval: float, once: bool) ->
     try:
         before = sampler.sample()
         if draws:
-            # What is known at once; rates need a second look.
+            # The values known at once; rates need a second look.
             _show(activity(before, before), draws)
         while True:
             time.sleep(interval)

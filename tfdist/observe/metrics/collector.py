@@ -1,4 +1,4 @@
-"""What this process's task tells Prometheus. Everything is read when it is asked for.
+"""The metrics of this process's task for Prometheus. Everything is read when it is asked for.
 
 `describe` yields *families*: a metric's name, its help, and its samples. `docs/operate/metrics.md`
 has the table of all of them.
@@ -21,7 +21,7 @@ from tfdist.ops.local.step_counter import counted
 from tfdist.ps.stats.rates import Reading
 
 _CAUSES = {"room": "evicted_for_room", "age": "evicted_by_age", "norm": "evicted_by_norm"}
-# Of metrics that several roles have: with whom they communicate.
+# Of metrics that several roles have: the peers of their communication.
 _PEERS = ("peers",)
 _WORKERS, _SERVERS = ("workers",), ("servers",)
 
@@ -38,7 +38,7 @@ class Server(Protocol):
 
     @property
     def task_master(self) -> TaskMaster | None:
-        """What deals out the job's data tasks."""
+        """The object that deals out the job's data tasks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _of_communication() -> Iterator[Family]:
 
 
 def _of_client() -> Iterator[Family]:
-    """What this worker has asked of its parameter servers."""
+    """The metrics of this worker's requests to its parameter servers."""
     worker = process.current.ps_worker
     if worker is None:
         return

@@ -53,8 +53,8 @@ class StepCounter:
         Args:
           strategy: the strategy.
           fn: the function that each replica calls.
-          args, kwargs: its arguments; the rows of the step are those of the first tensor among
-            them that is no scalar, over all replicas of this process.
+          args, kwargs: its arguments; the rows of the step are counted in the first tensor among
+          them that is no scalar, over all replicas of this process.
           run: calls it.
 
         Returns:
@@ -71,7 +71,7 @@ class StepCounter:
         if trains:
             self._training.add(name)
         if name in self._training and _can_count():
-            # What the replicas return: a step that fails is not counted.
+            # The outputs of the replicas: a step that fails is not counted.
             ends = [leaf for leaf in _local_leaves(strategy, result) if tf.is_tensor(leaf)]
             with tf.control_dependencies(ends):
                 count_step(_rows(strategy, (args, kwargs)))
@@ -104,8 +104,8 @@ def count_samples(batch: Nested) -> None:
     process without metrics (docs/operate/metrics.md).
 
     Args:
-      batch: a tensor, or a structure of tensors; the rows are those of the first one that is no
-        scalar.
+      batch: a tensor, or a structure of tensors; the rows are counted in the first tensor that is
+        no scalar.
 
     Example:
 

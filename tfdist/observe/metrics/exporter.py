@@ -43,7 +43,7 @@ class Exporter:
       exposition: writes them.
       interface: the numeric address to listen on; "" for all of them.
       port: the port, or 0 for a free one.
-      token: what requests must prove, or `None`.
+      token: the token that requests must prove, or `None`.
       is_local: whether only this host reaches it: metrics then need no token.
       host: the name of the task's own host, which requests without the token may use.
       state: returns the answer to `/state`, with the events of some seconds; `None` has none.
@@ -145,7 +145,7 @@ def serve(cluster: Cluster, settings: Settings, server: Server | None = None) ->
 
 
 def _interface(cluster: Cluster, settings: Settings) -> str:
-    """Returns the numeric address to listen on: that of the task."""
+    """Returns the numeric address to listen on: the task's."""
     # A process alone, and an evaluator, need no address.
     if cluster.address is None:
         return _LOOPBACK
@@ -198,14 +198,14 @@ class _Handler(BoundedHandler):
     def _state(self, query: str) -> bytes:
         assert self.server.state is not None
         texts = urllib.parse.parse_qs(query).get("events", [])
-        # What is no number of seconds asks for no events.
+        # A text that is no number of seconds asks for no events.
         seconds = float(texts[0]) if texts and _SECONDS.fullmatch(texts[0]) else 0.0
         return json.dumps(self.server.state(seconds)).encode()
 
     def _answer_with(self, read: Callable[[], bytes], kind: str) -> None:
         try:
             body = read()
-        except Exception:  # training goes on after any error
+        except Exception:  # training continues after any error
             _log.exception("the metrics of this task cannot be read")
             self.answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log of the task\n")
         else:

@@ -51,7 +51,7 @@ class Exposition:
     """
 
     def __init__(self, task: Collector) -> None:
-        # Of its own: the default one also has what the user's script registers.
+        # Of its own: the default one also has the metrics of the user's script.
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(task)

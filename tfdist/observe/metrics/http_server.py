@@ -52,7 +52,7 @@ class BoundedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self, interface: str, port: int, handler: type[BoundedHandler], on_all: bool = False
     ) -> None:
         self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        # Sockets for IPv6 take connections by IPv4, too, where a task listens on all addresses.
+        # Sockets for IPv6 also take connections by IPv4 where a task listens on all addresses.
         dual = on_all and socket.has_dualstack_ipv6()
         self.address_family = socket.AF_INET6 if dual or ":" in interface else socket.AF_INET
         self._dual = dual

@@ -26,7 +26,7 @@ class Rates:
         now, before = time.monotonic(), self._before
         seconds, self._before = now - self._at, {}
         for family in families:
-            # What does not change is no curve.
+            # A constant value makes no curve.
             if family.name == "tfdist_info":
                 continue
             for labels, number in family.samples:

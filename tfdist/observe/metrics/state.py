@@ -1,4 +1,4 @@
-"""What this process's task tells `tfdist top` and `tfdist dashboard`: the answer to `GET /state`.
+"""The report of this task for `tfdist top` and `tfdist dashboard`: the answer to `GET /state`.
 
 `tfdist.observe.live.records` reads it. Times are ages, in seconds before the answer: clocks of
 machines differ, and the reader knows when the answer came.

@@ -1,4 +1,4 @@
-"""The timeline of a job: what all its tasks do, in one file, on one clock.
+"""The timeline of a job: the work of all its tasks, in one file, on one clock.
 
 | Module | Concept |
 |---|---|
@@ -7,5 +7,4 @@
 | `alignment.py` | the clocks of the parts |
 | `slices.py` | events as slices of a trace, and the phases of steps |
 | `merge.py` | the parts as one file in Chrome's format |
-| `command.py` | `tfdist timeline` |
 """

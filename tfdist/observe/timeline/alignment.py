@@ -1,8 +1,8 @@
 """The clocks of a timeline's parts, on the clock of one reference.
 
 A task has measured the offset of its clock again and again, so that drift is followed: between two
-measurements the offset is interpolated, before the first and after the last it stays. One that was
-delayed is left out, if an earlier or later one tells more.
+measurements the offset is interpolated, before the first and after the last it stays. A delayed
+measurement is left out, if an earlier or later one tells more.
 
     offset   |      *----____
              |   __/         *------ ...
@@ -26,7 +26,7 @@ _DRIFT = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:
-    """How one part's times become those of the reference.
+    """How one part's times become the reference's.
 
     Attributes:
       method: "same clock", "measured", or "wall clock" if the reference was never reached: the
@@ -34,7 +34,7 @@ class Alignment:
       error: the largest error of the measured offsets in ns; `None` for wall clocks, whose error
         is unknown.
       at: when the offset was measured, in ns of the part's clock, ascending; at least one.
-      offsets: what to add then, in ns.
+      offsets: the differences to add then, in ns.
     """
 
     method: str
@@ -61,7 +61,8 @@ class Clocks:
     Attributes:
       reference: the clock of the timeline, see `observe.clock.domain`.
       alignments: of each part.
-      wall_ns: what to add to a time of the reference for the time of day, in ns since 1970.
+      wall_ns: the difference to add to a time of the reference for the time of day, in ns since
+        1970.
     """
 
     reference: str
@@ -70,9 +71,9 @@ class Clocks:
 
 
 def align(parts: Sequence[Part]) -> Clocks:
-    """Returns how the times of each part become those of one reference.
+    """Returns how the times of each part become times of one reference.
 
-    The reference is the clock that most parts have asked for; it may be that of a task without a
+    The reference is the clock that most parts have asked for; it may belong to a task without a
     part. Parts that share a clock share its alignment. A clock that was compared with another one
     than the reference is aligned through that one.
 
@@ -110,7 +111,7 @@ def _best(domain: str, parts: Sequence[Part], known: Mapping[str, Alignment]) ->
         for part in parts
         if part.header.domain == domain
     )
-    # Of one part: those of two, a moment apart, may differ by more than that moment.
+    # Of one part: measurements of two, a moment apart, may differ by more than that moment.
     return max(usable, key=len)
 
 

@@ -1,8 +1,8 @@
 """The parts of a timeline as one file: Chrome's trace format, its "JSON Object Format".
 
 Google's document "Trace Event Format" describes it; chrome://tracing, Perfetto and Speedscope read
-it. A task of the job is a process of the trace, and a track is a thread. `otherData` says what a
-reader must know: the reference clock, the bound of each task's error, and what is missing.
+it. A task of the job is a process of the trace, and a track is a thread. `otherData` has facts for
+the reader: the reference clock, the bound of each task's error, and what is missing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _KIND = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Merged:
-    """What a timeline has.
+    """The contents of a timeline.
 
     Attributes:
       timeline: the file.
       tasks: the number of parts in it.
       events: the number of collectives, requests, steps and other spans.
-      notes: what is missing, as sentences.
+      notes: the missing parts, as sentences.
     """
 
     timeline: Path
@@ -129,7 +129,7 @@ def _missing(part: Part) -> Iterator[str]:
         )
     if not part.is_closed:
         torn = ", and its last line is torn" if part.torn else ""
-        yield f"{part.header.task} has not ended its recording{torn}; it was killed, or goes on"
+        yield f"{part.header.task} has not ended its recording{torn}; it was killed, or continues"
 
 
 def _file(found: Sequence[Part], notes: Sequence[str]) -> Iterator[str]:
@@ -171,9 +171,9 @@ class _Task:
 
     Args:
       process: its number in the trace.
-      part: what the task has written.
+      part: the events that the task has written.
       clock: of the part.
-      name: what a viewer shows.
+      name: the name that a viewer shows.
 
     Attributes:
       name: as above.
@@ -194,7 +194,7 @@ class _Task:
 
     @property
     def about(self) -> dict[str, object]:
-        """What a reader must know of it."""
+        """The facts about it for a reader."""
         header, clock = self._part.header, self._clock
         return {
             "process": self._process,
@@ -219,7 +219,7 @@ class _Task:
         """Yields its events in Chrome's format.
 
         Args:
-          slices: those of this task, which may wait for others'.
+          slices: the slices of this task, which may wait for others'.
           zero: the beginning of the timeline; times are us from there.
         """
         header = self._part.header

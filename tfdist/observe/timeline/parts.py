@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _SUFFIX = ".part"
-# The process that will merge holds a lock on the first, and each one that merges on the second.
+# The process that will merge holds a lock on the first, and each process that merges on the second.
 _MERGER, _MERGING = ".merger", ".merging"
 _MAX_RECORDS = 1 << 28  # bytes in one line
 _LEVEL = 1  # of compression: the fastest, to about a tenth
@@ -47,7 +47,7 @@ _LEVEL = 1  # of compression: the fastest, to about a tenth
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """Who writes a part.
+    """The writer of a part.
 
     Attributes:
       task: its name, such as "worker 1".
@@ -77,7 +77,7 @@ class PartWriter:
 
     Args:
       timeline: the file that the parts will be merged to.
-      header: who writes.
+      header: the writer.
 
     Raises:
       OSError: the file, or the directory, cannot be made.
@@ -144,7 +144,7 @@ class Part:
       events: the fields of each record by name, in the order of their submission.
       offsets: of its clock, in the order of the time.
       lost: the number of events that are missing.
-      is_closed: whether the recording was ended; else its process was killed, or goes on.
+      is_closed: whether the recording was ended; else its process was killed, or continues.
       torn: bytes at the end that are no whole line.
     """
 
@@ -161,7 +161,7 @@ def read_part(path: Path) -> Part:
 
     Raises:
       OSError: it cannot be read.
-      ValueError: it is no part; says what it has.
+      ValueError: it is no part; names its contents.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
         *lines, rest = file.read().split(b"\n")

@@ -34,7 +34,7 @@ _EVENTS = "tfdist.ops.trace.events"
 # Seconds between two readings, and after one of `_BURST` events, a quarter of the ring.
 _PERIOD, _BURST_PERIOD = 0.1, 0.01
 _BURST = 1024
-# Seconds between two measurements of the clock, and before the first one that succeeds.
+# Seconds between two measurements of the clock, and before the first success.
 _CLOCK_PERIOD, _CLOCK_RETRY = 10.0, 0.5
 # Seconds in which the threads may end.
 _CLOSE_TIMEOUT = 5.0
@@ -61,7 +61,7 @@ class Recording:
         self._closing = threading.Event()
         self._failure: OSError | None = None
         self._reader: RingReader | None = None
-        # The first event that was not read; those before it that had not ended; and those that
+        # The first event that was not read; earlier events that had not ended; and events that
         # another thread was just writing.
         self._next = 1
         self._pending: list[int] = []
@@ -83,7 +83,7 @@ class Recording:
         self._part = PartWriter(timeline, header)
         try:
             if self._open_ring():
-                # What was before is history.
+                # Earlier events are history.
                 self._next = sys.modules[_EVENTS].last() + 1
         except BaseException:
             self._part.close(whole=False)
@@ -196,7 +196,7 @@ class Recording:
     def _read_again(self, reader: RingReader, sequence: int) -> RingRecords | None:
         """Reads one event; `None` if it is being written now, or was overwritten."""
         found = reader.read(sequence, 1)
-        # Else it is the next one that can be read.
+        # Else it is the next readable event.
         is_it = len(found.records) and found.sequences[0] == sequence
         return found if is_it else None
 

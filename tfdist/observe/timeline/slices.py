@@ -42,10 +42,10 @@ class Slice:
 
     Attributes:
       track: the kind of track it is on, such as "collectives".
-      name: what is shown.
+      name: the shown name.
       category: "step", "phase", "collective", "request", "waiting", "travelling", or a span's name.
       begin, end: when.
-      arguments: what a viewer shows of it.
+      arguments: the arguments that a viewer shows.
       parts: slices inside this one, in order.
     """
 
@@ -162,7 +162,7 @@ def _wait_for_late_rank(
 
 
 def _with_phases(slices: Sequence[Slice]) -> Iterator[Slice]:
-    """Yields the slices; those of steps have their phases inside."""
+    """Yields the slices; slices of steps have their phases inside."""
     ordered = sorted(slices, key=lambda one: one.begin)
     steps = [one for one in ordered if one.category == "step"]
     yield from (one for one in ordered if one.category != "step")

@@ -19,7 +19,7 @@ from tfdist.ps.checkpoint import files, layout, row_chain, snapshot
 _log = logging.getLogger("tfdist.ps")
 # Maximum number of files of rows that make up a snapshot.
 _MAX_CHAIN = 50
-# A log is long if it has at least this size and more than that of the rows (bytes).
+# A log is long if it has at least this size and more than the rows' (bytes).
 _LONG_LOG = 1 << 30
 # Seconds within which all servers save their part of a checkpoint.
 _MAX_SPREAD = 60.0
@@ -67,7 +67,7 @@ class Checkpoints:
         except CheckpointError as error:
             if not (layout.numbers(self._folder) or layout.logs(self._folder, 0)):
                 raise
-            _log.error("%s; it goes on from what can be read", error)
+            _log.error("%s; it continues from the readable files", error)
 
     def restore(self) -> str | None:
         """Restores the latest snapshot and the logs since then, and begins a new log.
@@ -75,7 +75,7 @@ class Checkpoints:
         Call it before the store is started.
 
         Returns:
-          A description of what was restored; `None` if there was nothing.
+          A description of the restored snapshot; `None` if there was nothing.
 
         Raises:
           CheckpointError: there are files, but none is usable.
@@ -290,7 +290,7 @@ class Checkpoints:
         log = self._log_path(self._log_number)
         if log is None:
             _log.warning(
-                "%s is no local path: what changes rows of tables after a snapshot is not kept",
+                "%s is no local path: changes of tables' rows after a snapshot are not kept",
                 self._folder,
             )
         else:

@@ -52,7 +52,7 @@ def create(path: str, in_order: bool = False, private: bool = True) -> Iterator[
         return
     if in_order:
         with tf.io.gfile.GFile(path, "wb") as file:
-            yield cast(BinaryIO, _Bytes(file))  # what the caller needs of one
+            yield cast(BinaryIO, _Bytes(file))  # the part of it that the caller needs
         return
     # Archives need to seek, which not all file systems of tf.io.gfile support.
     whole = io.BytesIO()

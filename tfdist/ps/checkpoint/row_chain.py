@@ -1,4 +1,4 @@
-"""The files of rows of a snapshot: one with all rows, then files with the changes."""
+"""The files of rows of a snapshot: a file with all rows, then files with the changes."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def recorded(root: str) -> tuple[int, int]:
 
 
 def next_number(root: str, servers: int) -> int:
-    """Returns a number above those of all snapshots of these servers and of the manifest."""
+    """Returns a number above the numbers of all snapshots of these servers and of the manifest."""
     folders = [directory(root, server, servers) for server in range(servers)]
     written = max((n for folder in folders for n in layout.numbers(folder)), default=0)
     return 1 + max(written, _recorded_number(root))

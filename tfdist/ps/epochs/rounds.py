@@ -1,7 +1,7 @@
 """The rounds at the end of an epoch, in which workers sum their metrics and agree to stop.
 
-The last epoch has one more, `FIT_END`, in which workers wait for what the others' callbacks do at
-the end of `fit`.
+The last epoch has one more, `FIT_END`, in which workers wait for the others' callbacks at the end
+of `fit`.
 
 Each worker posts a state (`metric_states`) under the round's key: the number of its `fit`, the
 epoch and the phase. A round ends when all expected workers have posted. All workers that have
@@ -17,7 +17,7 @@ say so.
 A worker is expected if it is connected and was in the previous round. In the first epoch of a `fit`
 every connected worker is expected, and, in the server's first seconds, also workers that have not
 connected yet: after a restart of the server all workers reconnect. A round does not wait for a
-worker whose step waits for one that has posted: its epoch is longer than the other's, and in a
+worker whose step waits for a worker that has posted: its epoch is longer than the other's, and in a
 synchronous job or with bounded staleness neither could continue. No worker waits longer than
 `timeout` seconds.
 

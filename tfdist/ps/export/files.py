@@ -65,14 +65,14 @@ def import_table(
 ) -> int:
     """Inserts or replaces rows of a table from a file; rows of other ids stay.
 
-    If the file has no slots, the rows get those of new rows.
+    If the file has no slots, the rows get new rows' slots.
 
     Args:
       client: a worker's connections.
       table: the table's id.
       config: the table's configuration.
       path: a file of `export_table` or of another program.
-      slots: restore the file's slots; without, only values are restored, and slots are those of new
+      slots: restore the file's slots; without, only values are restored, and slots begin as in new
         rows.
       name: the table's name in messages.
 
@@ -227,7 +227,7 @@ def _check_slots(
     path: str,
     name: str,
 ) -> None:
-    """Raises CheckpointError unless the file's slots are those of the table's optimizer."""
+    """Raises CheckpointError unless the file's slots match the table's optimizer."""
     expected = config.slots()
     count = columns["slots"].shape[1] if "slots" in columns else 0
     if described is None:  # a file of another program
@@ -240,7 +240,7 @@ def _check_slots(
         raise CheckpointError(
             f"{path}: embedding table {name!r}: expected the slots {_slots_text(expected)}, as its "
             f"optimizer keeps them, received {received}; import_table(path, slots=False) takes the "
-            "values alone, and slots begin as those of new rows; of a saved model a table with "
+            "values alone, and slots begin as in new rows; of a saved model a table with "
             "reset_slots=True does so"
         )
 

@@ -1,7 +1,7 @@
 """The statistics of parameter servers, and rates per second between two readings.
 
 A *reading* is a dict: "seconds" (of a monotonic clock), "incarnation", "server" (the fields of
-`ServerStats`) and "tables" (those of `TableStats`, by name).
+`ServerStats`) and "tables" (the fields of `TableStats`, by name).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def servers_of(text: str | None) -> list[str]:
     """Returns the addresses of parameter servers.
 
     Args:
-      text: "host:port,host:port", or a TF_CONFIG; `None` reads that of the environment.
+      text: "host:port,host:port", or a TF_CONFIG; `None` reads the environment's.
 
     Raises:
       ClusterConfigError: the text has no addresses of servers.

@@ -9,7 +9,7 @@ namespace {
 
 using Kind = Operation::Kind;
 
-// What the flight recorder tells of a request.
+// The flight recorder's description of a request.
 Event EventOf(const Request& request, const Operation& operation) {
   Event event;
   event.kind = EventKind::kRequest;
@@ -195,7 +195,7 @@ void ClientThread::Run() {
     BeginWaiting();
     FlushConnections();
   }
-  commands_.Close();  // what came in until then is refused, not forgotten
+  commands_.Close();  // earlier commands are refused, not dropped
   CancelAll(Closed());
 }
 
@@ -251,7 +251,7 @@ void ClientThread::Lose(int server) {
   changed_.notify_all();
 }
 
-// Lets go of the connection. What was not answered waits for the next one.
+// Releases the connection. Unanswered requests wait for the next one.
 void ClientThread::Drop(int server) {
   Remote& remote = remotes_[server];
   if (remote.stream == nullptr) return;
@@ -282,7 +282,7 @@ void ClientThread::Drop(int server) {
 
 // Operations.
 
-// In order: whatever comes behind an operation that has to wait waits too.
+// In order: operations behind a waiting operation wait, too.
 void ClientThread::BeginWaiting() {
   while (!waiting_.empty()) {
     const OperationPtr operation = waiting_.front();
@@ -506,7 +506,7 @@ Status ClientThread::Remote::OnFrameEnd(const FrameHeader& header) {
 Status ClientThread::OnAnswer(Remote* remote, const FrameHeader& header, std::string_view meta) {
   const auto found = remote->unanswered.find(header.key);
   if (found == remote->unanswered.end() || !found->second->sent) {
-    return Status(StatusCode::kInvalidArgument, "an answer to what was not asked");
+    return Status(StatusCode::kInvalidArgument, "an answer without a request");
   }
   Request& request = *found->second;
   if (header.type == static_cast<uint8_t>(MessageType::kError)) {

@@ -1,9 +1,9 @@
 // The thread of a client: it owns every connection, and every operation from when it is submitted
 // until it has ended.
 //
-// Requests to a server are numbered and sent in order. What a server has not answered when its
-// connection breaks waits, and is sent again, in order, when there is a new connection. Nobody
-// waits for the answers of an operation that has failed, but when they come they are still read.
+// Requests to a server are numbered and sent in order. If a connection breaks, unanswered requests
+// wait, and are sent again, in order, on a new connection. Replies to a failed operation are read
+// and discarded.
 #ifndef TFDIST_OPS_CORE_PS_CLIENT_CLIENT_THREAD_H_
 #define TFDIST_OPS_CORE_PS_CLIENT_CLIENT_THREAD_H_
 
@@ -39,7 +39,7 @@ class ClientThread {
 
   // Operations begin in the order in which they are submitted.
   void Submit(OperationPtr operation);
-  // Lets go of the server's connection, if it has one, and tells what is known of the server.
+  // Releases the server's connection, if it has one, and reports the server's state.
   Status Disconnect(int server, ServerView* view);
   // Takes a new connection, on which nothing is under way.
   Status Adopt(int server, PeerSocket socket, const std::string& welcome, const ServerView& view);
@@ -47,13 +47,14 @@ class ClientThread {
   // Calls `what` from this thread, after `seconds`; not at all if it has ended by then.
   void CallLater(double seconds, std::function<void()> what);
   int WaitForLost(double seconds);
-  // Which server has not answered for longer than `seconds`, to what and for how long; or empty.
+  // The server that has not answered for longer than `seconds`, with the request and the time; or
+  // empty.
   std::string Waiting(double seconds);
   // By server, the payload that was sent to it and received from it; empty once closed.
   std::vector<ServerTraffic> Traffic();
   // Until every push has been answered.
   Status Flush(double timeout_seconds);
-  // Ends what is pending as cancelled.
+  // Ends pending operations as cancelled.
   void Close();
 
  private:

@@ -1,7 +1,7 @@
 // The requests on a new connection to a server, before it is used for operations.
 //
 // The server may be new to the worker, or may have lost only the connection, or may have restarted
-// and lost everything. The worker introduces itself, and restores what the server lacks.
+// and lost everything. The worker introduces itself, and restores the server's missing state.
 #ifndef TFDIST_OPS_CORE_PS_CLIENT_CONNECTION_SETUP_H_
 #define TFDIST_OPS_CORE_PS_CLIENT_CONNECTION_SETUP_H_
 

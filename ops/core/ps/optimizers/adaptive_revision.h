@@ -11,9 +11,9 @@
 //     value  = value - rate(z') g + (before - rate(z')) b
 //
 // The last term revises the steps that the backward gradients made, with a rate that was too large.
-// Without delay b is 0 and z is z': the steps are those of Adagrad, to the bit. Here z' is
-// Adagrad's accumulator, and the server keeps how much smaller z is, and the sum of all gradients:
-// b is that sum minus what it was when the worker pulled.
+// Without delay b is 0 and z is z': the steps equal Adagrad's, to the bit. Here z' is Adagrad's
+// accumulator, and the server keeps how much smaller z is, and the sum of all gradients: b is that
+// sum minus its value when the worker pulled.
 #ifndef TFDIST_OPS_CORE_PS_OPTIMIZERS_ADAPTIVE_REVISION_H_
 #define TFDIST_OPS_CORE_PS_OPTIMIZERS_ADAPTIVE_REVISION_H_
 

@@ -74,7 +74,7 @@ struct StepValues {
 
 inline constexpr int kMaxSlots = 3;
 
-// The number of slots that an optimizer has per variable. Their order is that of Keras's `build`:
+// The number of slots that an optimizer has per variable. They are in the order of Keras's `build`:
 //   - SGD: momentum, if configured
 //   - Adagrad: accumulator
 //   - RMSprop: velocity; momentum, if configured; average gradient, if centered

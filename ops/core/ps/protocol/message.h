@@ -12,7 +12,7 @@
 //   - PUSH: the gradients and deltas of one step
 //   - SET: new values, outside of a step
 //   - EXCHANGE: shards and the worker's values for them attract each other (elastic averaging); the
-//     answer has what the shards have moved by
+//     answer has the differences by which the shards have moved
 //   - REDUCE: tensors to add up over the workers; the answer has the sum
 //   - TABLE: creates embedding tables by name; the answer gives each an id
 //   - LOOKUP: rows of tables by id
@@ -189,7 +189,7 @@ enum class UpdateKind : uint8_t {
   kAssign = 4,     // replaces the value
   kTableRows = 5,  // a gradient of a table's rows: int64 ids, each once, then the rows
 };
-// Records of a data task that a push has trained: those from `from`, without `upto`.
+// Records of a data task that a push has trained: [from, upto).
 struct TaskCommit {
   uint64_t lease = 0, from = 0, upto = 0;
 
@@ -242,7 +242,7 @@ struct PushRequest {
   uint64_t incarnation = 0;  // of the server that answered that pull
   std::vector<StepValues> steps;
   std::vector<Entry> entries;
-  // The push trains records of data tasks: what it changes must survive the server.
+  // The push trains records of data tasks: its changes must survive the server.
   bool of_tasks = false;
   std::vector<TaskCommit> commits;  // only to the server of the data tasks' master
   UnitOfWork unit;                  // in an elastic job
@@ -466,7 +466,7 @@ struct CommitRequest {
 struct CommitReply {
   static constexpr char kName[] = "COMMIT answer";
   bool open = false;  // other members have not committed the unit yet
-  bool lost = false;  // the server has lost what was pushed: it was started again since
+  bool lost = false;  // the server has lost the push: it was started again since
 
   template <typename Message, typename Visitor>
   static void Fields(Message& m, Visitor& visit) {

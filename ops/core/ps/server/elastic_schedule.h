@@ -1,4 +1,4 @@
-// Decides when the gradients of a unit of work of an elastic job are applied: in two phases, so
+// Decides when the gradients of a unit of work of an elastic job are applied. Two phases ensure
 // that a unit is applied on all servers, once, or has left no trace, whenever its members die.
 // Bookkeeping only: no values, no network.
 //
@@ -10,15 +10,15 @@
 //
 // A member passes the gate only when all members' pushes are collected on all servers. So:
 //
-//   - If all members have committed, all have done the unit: those that survive will not repeat it.
+//   - If all members have committed, all have done the unit: the survivors will not repeat it.
 //   - If members die before, the survivors form the next generation, and find out whether one of
-//     them has done the unit. Then all receive what it has written, and RESOLVE makes the servers
-//     apply what they have collected; if nobody has done it, RESOLVE makes them forget it, and the
-//     members repeat the unit. A server that has applied it already has nothing to do: then all
-//     members had done it.
+//     them has done the unit. If so, all receive that member's results, and RESOLVE makes the
+//     servers apply the collected pushes. Otherwise RESOLVE makes the servers discard them, and the
+//     members repeat the unit. A server that has applied them already has nothing to do: then all
+//     members had done the unit.
 //
-// What comes from another generation than the server's has no effect. Each member sends RESOLVE,
-// and waits for the answers, before its first unit in the new generation.
+// Requests from another generation than the server's have no effect. Each member sends RESOLVE, and
+// waits for the answers, before its first unit in the new generation.
 #ifndef TFDIST_OPS_CORE_PS_SERVER_ELASTIC_SCHEDULE_H_
 #define TFDIST_OPS_CORE_PS_SERVER_ELASTIC_SCHEDULE_H_
 
@@ -74,7 +74,7 @@ class ElasticSchedule {
   std::vector<Worker> workers_;
   uint64_t job_ = 0, generation_ = 0;  // 0: none yet
   std::vector<uint64_t> former_jobs_;
-  std::optional<uint64_t> open_, closed_;  // the open unit, and the last one that was closed
+  std::optional<uint64_t> open_, closed_;  // the open unit, and the last closed one
 };
 
 }  // namespace tfdist::ps

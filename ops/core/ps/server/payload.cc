@@ -44,7 +44,7 @@ void Payload::NextRoom(uint64_t received, std::vector<iovec>* room) {
   for (size_t part = part_;
        part < parts_.size() && room->size() < kMaxRoomPieces && bytes < kAheadBytes; ++part) {
     MakeRoom(part);
-    // The last block may be larger than what is left of the part.
+    // The last block may be larger than the rest of the part.
     const uint64_t begin = blocks_[part]->bytes() - Room(part);
     const uint64_t size = std::min<uint64_t>(Room(part), parts_[part].bytes - begin);
     if (size > 0) room->push_back({blocks_[part]->data() + begin, size});

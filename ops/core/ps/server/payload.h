@@ -11,7 +11,7 @@
 
 namespace tfdist::ps {
 
-// What is expected: the value of a shard that is here, or as much as the sender says. Memory for
+// The expected bytes: the value of a shard that is here, or as many as the sender says. Memory for
 // the latter is taken as its bytes come.
 struct PayloadPart {
   uint64_t bytes = 0;
@@ -27,7 +27,7 @@ class Payload {
   void Expect(std::vector<PayloadPart> parts);
   // Appends memory for the bytes from `received` on; those before have arrived.
   void NextRoom(uint64_t received, std::vector<iovec>* room);
-  // Lets go of what has arrived.
+  // Releases the received parts.
   void Discard() {
     parts_.clear();
     blocks_.clear();

@@ -36,7 +36,7 @@ class Reducer {
   // error if it does not match the others.
   void Add(uint64_t session, int worker, uint64_t id, const ReduceRequest& request,
            std::vector<BlockPtr> tensors);
-  // Finishes the sums that wait for nobody else. To be called when fewer workers are active.
+  // Finishes the sums that wait for no other worker. To be called when fewer workers are active.
   void Check();
   // A worker is active again: the time that others wait for it starts from now.
   void Reactivate(int worker);

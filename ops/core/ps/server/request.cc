@@ -141,7 +141,7 @@ Status LayOut(const FrameHeader& header, const ScanRowsRequest& body, const Stor
 
 Status LayOut(const FrameHeader& header, const EditRowsRequest& body, const Store& store,
               ClientRequest* request) {
-  const Table* const table = FindFor(store, body.table, " whose rows could be edited", request);
+  const Table* const table = FindFor(store, body.table, " to edit rows of", request);
   const size_t floats = table == nullptr ? body.floats : table->EditFloats(body.kind);
   if (body.floats != floats) {
     request->refusal = InvalidArgument(StrCat("table '", table->name(), "': expected rows of ",

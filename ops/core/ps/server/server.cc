@@ -52,7 +52,7 @@ Status Check(const ServerOptions& options) {
   }
   if (options.compensation == Compensation::kDcAsgd && options.hogwild) {
     return InvalidArgument(
-        "dc-asgd does not go with hogwild: what a worker has pulled is not kept");
+        "dc-asgd does not go with hogwild: a worker's pulled values are not kept");
   }
   if (options.compensation == Compensation::kAdaptiveRevision && options.hogwild) {
     return InvalidArgument("adaptive revision does not go with hogwild: it needs an exact sum");

@@ -96,10 +96,10 @@ class Server {
   Status Restore(const ServerSnapshot& snapshot);
   Status Start(const Key& key);
 
-  // A consistent snapshot, with all rows of the tables, or those that changed since the last
+  // A consistent snapshot, with all rows of the tables, or the rows that changed since the last
   // snapshot. Blocks are shared, not copied, except in Hogwild. Unless `log_path` is empty, later
   // changes of rows are recorded in a redo log of that name. Throws std::bad_alloc if there is no
-  // memory for the snapshot; the server goes on.
+  // memory for the snapshot; the server keeps running.
   ServerSnapshot TakeSnapshot(bool changed_rows_only = false, const std::string& log_path = "");
   // Before Start: applies the records of a redo log that the snapshot lacks. `records`: how many
   // there are; `left_out`: bytes behind the last whole record.
@@ -109,9 +109,9 @@ class Server {
   // Before Start: begins a redo log, as TakeSnapshot does.
   void BeginLog(const std::string& path);
 
-  // Waits for an event that concerns the job's control plane, at most `seconds`: a worker came (a
-  // new process, or one that had left or was lost), left or was lost, or a line for the log.
-  // Returns false when the time is over, or the server is closed.
+  // Waits for an event that concerns the job's control plane, at most `seconds`. An event is a
+  // worker that came (as a new process or back), left or was lost, or a line for the log. Returns
+  // false when the time is over, or the server is closed.
   struct Event {
     enum class Kind { kCame = 1, kLeft = 2, kLost = 3, kLog = 4 };
     Kind kind = Kind::kLog;

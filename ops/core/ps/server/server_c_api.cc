@@ -216,8 +216,8 @@ int tfdist_ps_server_restore_table(int64_t handle, const tfdist_ps_saved_table* 
   });
 }
 
-// Adds rows of `floats` numbers to a restored table: those that belong to `server` in a job with
-// `servers` servers.
+// Adds rows of `floats` numbers to a restored table: the rows of `server` in a job with `servers`
+// servers.
 int tfdist_ps_server_restore_rows(int64_t handle, int index, const tfdist_ps_rows* rows,
                                   uint64_t floats, int server, int servers, char* error,
                                   size_t error_size) {
@@ -277,7 +277,7 @@ void tfdist_ps_server_restore_nothing(int64_t handle) {
 int tfdist_ps_server_restore_end(int64_t handle, char* error, size_t error_size) {
   return CallServer(handle, error, error_size, [&](ServerEntry& entry) {
     const std::lock_guard<std::mutex> lock(entry.mutex);
-    return WithMemory("what was restored",
+    return WithMemory("the restored state",
                       [&] { return entry.server->Restore(std::exchange(entry.restored, {})); });
   });
 }
@@ -384,8 +384,8 @@ void tfdist_ps_server_of_ids(const int64_t* ids, uint64_t count, int servers, in
 }
 
 // Takes a snapshot, which has a handle of its own. Tables support one copy at a time: of all rows,
-// or of those that changed since the last copy. Later changes of rows are recorded in the redo log
-// `log_path`, unless that is empty.
+// or of the rows that changed since the last copy. Later changes of rows are recorded in the redo
+// log `log_path`, unless that is empty.
 int tfdist_ps_server_checkpoint(int64_t handle, bool changed_only, const char* log_path,
                                 int64_t* snapshot, char* error, size_t error_size) {
   return CallServer(handle, error, error_size, [&](ServerEntry& entry) {

@@ -9,7 +9,8 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr std::chrono::seconds kPause{1};  // before what failed for want of memory is tried again
+constexpr std::chrono::seconds kPause{
+    1};  // before operations that failed for want of memory are tried again
 
 // Short, so that it needs no memory.
 Status NoMemory() { return Status(StatusCode::kUnavailable, "out of memory"); }
@@ -146,7 +147,7 @@ void ServerThread::Adopt(Arrival* arrival) {
   Flush(arrival->session);
 }
 
-// Workers then connect again, and ask again for what they wait for.
+// Workers then connect again, and repeat their unanswered requests.
 void ServerThread::EndAll() {
   while (!sessions_.empty()) End(sessions_.begin()->first, NoMemory());
 }
@@ -189,7 +190,7 @@ void ServerThread::Flush(uint64_t id) {
   Watch(id, true);
 }
 
-// Ends a session because of what has come, or has not.
+// Ends a session because of its requests, or of their absence.
 void ServerThread::Break(uint64_t id, const Status& why) {
   if (why.code() != StatusCode::kUnavailable) ++stats_->broken_requests;
   End(id, why);

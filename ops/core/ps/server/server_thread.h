@@ -32,8 +32,7 @@ class ServerThread {
   ~ServerThread();
 
   Status Create();
-  // The thread that has an acceptor is also the one that heeds the deadlines of the request
-  // handler.
+  // The thread that has an acceptor also checks the deadlines of the request handler.
   void Start(Acceptor* acceptor);
   void Stop();
 

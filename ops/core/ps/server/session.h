@@ -29,7 +29,7 @@ class Session : private StreamHandler {
   uint64_t bytes_sent() const { return stream_.bytes_sent(); }
 
   // Receives requests, within a budget. An error ends the session: kUnavailable if the connection
-  // is broken, else because of what the worker has sent.
+  // is broken, else because of the worker's data.
   Status Receive() { return stream_.Receive(*this); }
   void Send(Answer answer);
   // Sends as much as the connection takes.

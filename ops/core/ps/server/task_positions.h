@@ -4,13 +4,13 @@
 // that gets a task. A push names the lease and the records that it has trained. It is applied only
 // if they follow the last trained record of the task, and the lease is open; applying it and moving
 // the position is one change. So once the master has closed a lease, its position is final: another
-// worker goes on from there, and no record is trained twice or left out.
+// worker continues from there, and no record is trained twice or left out.
 //
 //   master: Open(7, "a")      Close(7) -> 20    Open(8, "a") -> 20
 //   pushes:     7: 0-10  7: 10-20     7: 20-30 (refused)     8: 20-30
 //
 // In a synchronous job a push is collected, and applied when its step closes. Its positions are
-// final as soon as it is collected, but saved only once it is applied: a server that is killed
+// final as soon as it is collected, but saved only once it is applied. A server that is killed
 // between has lost the push, and its records are dealt out again.
 //
 // Positions have the names of tasks, which outlive leases: they are in snapshots and in the redo

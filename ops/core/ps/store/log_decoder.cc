@@ -39,7 +39,7 @@ Status CheckNumber(const char* field, uint32_t number,
   return InvalidArgument(StrCat(field, " ", number, ", which it changes, was left out"));
 }
 
-// Cuts the arrays of a record into those that its fields tell of.
+// Cuts the arrays of a record as its fields describe.
 class ArrayCutter {
  public:
   explicit ArrayCutter(std::string_view arrays) : arrays_(arrays), rest_(arrays) {}

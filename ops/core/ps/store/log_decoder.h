@@ -74,7 +74,7 @@ class LogDecoder {
  public:
   explicit LogDecoder(const RedoLog::Reader& reader) : reader_(reader) {}
 
-  // Fails if the record cannot be used; the message says which field, and what was expected. A
+  // Fails if the record cannot be used; the message names the field and the expected value. A
   // description that cannot be used keeps its number.
   Status Decode(RecordKind kind, std::string_view meta, std::string_view arrays, LogRecord* record);
 

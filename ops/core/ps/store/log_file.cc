@@ -15,7 +15,7 @@ namespace {
 
 // Limits of the search for a record behind damage.
 constexpr uint64_t kMaxSearched = 64 << 20;  // bytes
-constexpr int kMaxCandidates = 64;           // whose checksums are computed
+constexpr int kMaxCandidates = 64;           // for computed checksums
 
 }  // namespace
 

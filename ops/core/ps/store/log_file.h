@@ -20,17 +20,19 @@ class LogFile {
   enum class Found {
     kRecord,
     kDamage,  // its checksum is another; the next record is where its header says
-    kEnd,     // of the file, or of what is whole
+    kEnd,     // of the file, or of its intact part
   };
   // Reads the next record. Fails if the file cannot be read.
   Status Next(Found* found);
 
   // At the end: whether a whole record is behind the first byte that is left. Then the log was not
-  // cut off there, but is damaged. That record is only looked for, not read: it may be a part of
-  // what a worker has sent.
+  // cut off there, but is damaged. That record is only searched for, not read: it may be a part of
+  // a worker's data.
   bool HasRecordBehind();
 
-  uint64_t offset() const { return offset_; }  // of that record, or of what is behind the last one
+  uint64_t offset() const {
+    return offset_;
+  }  // of that record, or of the bytes behind the last one
   uint64_t left() const { return size_ - offset_; }  // the bytes from there on
 
   // Of a record, until the next:

@@ -1,5 +1,5 @@
-// The records of a redo log as they are in its file: the magic, then records without gaps, each of
-// which is a header, fields (`meta`), and arrays, whose sizes the fields tell.
+// The format of a redo log's file: the magic, then records without gaps. Each record is a header,
+// fields (`meta`), and arrays, whose sizes are in the fields.
 #ifndef TFDIST_OPS_CORE_PS_STORE_LOG_RECORDS_H_
 #define TFDIST_OPS_CORE_PS_STORE_LOG_RECORDS_H_
 

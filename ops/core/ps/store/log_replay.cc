@@ -39,7 +39,7 @@ class LogWalk {
 
   Status Open(const std::string& path) { return file_.Open(path); }
 
-  // Goes to the next record; false behind the last one that can be reached.
+  // Goes to the next record; false behind the last reachable record.
   Status Next(bool* more) {
     LogFile::Found found;
     if (Status s = file_.Next(&found); !s.ok()) return s;
@@ -112,7 +112,7 @@ class LogSurvey {
     if (walk.ends_in_damage()) {
       Report(StrCat("its last ", left_, " bytes, from byte ", walk.offset(),
                     " on, are left out, and ",
-                    "what they changed is lost: they begin with a damaged record, whose header ",
+                    "their changes are lost: they begin with a damaged record, whose header ",
                     "tells of more bytes than there are, and have others behind it"));
     }
     if (left_out_ > kMaxNamed) {
@@ -144,7 +144,7 @@ class LogSurvey {
   void LeaveOut(const LogWalk& walk, const Status& problem) {
     if (++left_out_ > kMaxNamed) return;
     Report(StrCat("the record at byte ", walk.offset(), " (", NameOf(walk.kind()),
-                  ") is left out, and what it changed is lost: ", problem.message()));
+                  ") is left out, and its changes are lost: ", problem.message()));
   }
 
   // Notes all changes of a push, or none.
@@ -287,7 +287,7 @@ class LogApplier {
 
   const std::string& path_;
   const RedoLog::Reader& reader_;
-  std::vector<Table*> tables_;  // by their number; null for one that was left out
+  std::vector<Table*> tables_;  // by their number; null for a table that was left out
   uint64_t pushes_left_out_ = 0;
 };
 
@@ -306,7 +306,7 @@ Status ReplayLog(const std::string& path, const RedoLog::Reader& reader, uint64_
   if (applier.pushes_left_out() > 0) {
     survey.Report(StrCat(applier.pushes_left_out(),
                          " of its pushes of data tasks do not count, as ",
-                         "one that they follow from cannot be used: their variables and rows are ",
+                         "an earlier push cannot be used: their variables and rows are ",
                          "as before, and the records of their tasks are dealt out again"));
   }
   for (SavedShard& value : survey.TakeValues()) {

@@ -66,7 +66,7 @@ void RedoLog::Saved() {
 }
 
 void RedoLog::Fail(const char* what) {
-  open_ = false;  // Replay stops at an incomplete record: what followed would be lost
+  open_ = false;  // Replay stops at an incomplete record: later records would be lost
   failed_ = has_lost_ = true;
   try {
     on_failure_(Failed(path_, what));

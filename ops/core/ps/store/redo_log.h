@@ -2,10 +2,10 @@
 // that was killed and is started again applies them once more: no acknowledged gradient or edit is
 // lost.
 //
-// A push that has trained records of data tasks is recorded as a whole: the gradients of rows, the
-// positions in the tasks, and the values of the shards that it has changed. The log has room for
-// the rows that changed; whole values are in a file beside it (value_file.h), and the log tells
-// where.
+// A push that has trained records of data tasks is recorded as a whole. Its record has the
+// gradients of rows, the positions in the tasks, and the values of the shards that it has changed.
+// The log has room for the rows that changed; whole values are in a file beside it (value_file.h),
+// and the log tells where.
 //
 // Records are handed to the operating system, which writes them even if this process is killed, but
 // not if the machine fails. Rows that lookups have created are not in the log: lookups create them
@@ -70,7 +70,7 @@ struct ChangedShard {
   uint64_t width = 0;
 };
 
-// What the record of a push has if it has trained records of data tasks.
+// The additional fields of a push that has trained records of data tasks.
 struct TaskRecord {
   std::vector<TaskPosition> positions;
   std::vector<ChangedShard> shards;
@@ -117,7 +117,7 @@ class RedoLog {
         sets;
     // Whether a shard can have such a value; else its description is left out.
     std::function<Status(const std::string& name, DType dtype, uint64_t elements)> fits;
-    // Receives a line for the log about what is left out.
+    // Receives a line for the log about left-out records.
     std::function<void(const std::string& text)> reports;
   };
   // Applies the records of a file. A damaged or impossible one is told and left out, as

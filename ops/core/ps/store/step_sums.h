@@ -40,7 +40,7 @@ class StepSums {
 
   // Applies the step, to which `contributions` workers have contributed; no thread collects
   // meanwhile. Gradients are scaled by workers / contributions, as if all workers had contributed.
-  // Deltas are averaged over the contributions. `tasks`: as of RedoLog::Append, still without
+  // Deltas are averaged over the contributions. `tasks`: as in RedoLog::Append, still without
   // shards.
   NotApplied Close(int contributions, TaskRecord* tasks = nullptr);
 

@@ -81,7 +81,7 @@ Store::Store(const StoreOptions& options, int workers)
       clock_(options.time) {}
 
 std::shared_lock<std::shared_mutex> Store::Share() const {
-  // Without the turnstile, threads that share could overtake one that excludes for ever.
+  // Without the turnstile, threads that share could starve a thread that excludes.
   {
     const std::lock_guard<std::mutex> turnstile(turnstile_);
   }

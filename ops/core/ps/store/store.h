@@ -122,7 +122,7 @@ class Store {
   Status RestoreShards(const std::vector<SavedShard>& shards);
   // Fails if there is a shard of that name with another dtype or size.
   Status CheckShard(const std::string& name, DType dtype, uint64_t elements) const;
-  // A value that is later than that of the restored shard. Without such a shard it is unclaimed.
+  // A value that is later than the restored shard's. Without such a shard it is unclaimed.
   Status RestoreValue(const SavedShard& saved);
   void RestoreUpdateCounts(const std::vector<uint64_t>& updates);
 
@@ -183,7 +183,7 @@ class Store {
   // Removes all shards but the first `count`.
   void Remove(size_t count);
 
-  const size_t tracked_workers_;  // whose last pulls are kept; 0 without delay compensation
+  const size_t tracked_workers_;  // workers with kept pulls; 0 without delay compensation
   const bool hogwild_, revises_;
   mutable std::mutex
       turnstile_;  // a thread that waits to exclude holds it: no other may share then

@@ -73,15 +73,15 @@ class NotApplied {
 // sums[row] += values, for each row of `update`.
 void ScatterAdd(const Update& update, char* sums);
 
-// Changes values, each shard under its own lock and those of its slots. With Hogwild (Niu et al.
-// 2011) it takes no locks and always updates in place: an answer that is sent meanwhile may mix old
-// and new values.
+// Changes values, each shard under its own lock and the locks of its slots. With Hogwild (Niu et
+// al. 2011) it takes no locks and always updates in place: an answer that is sent meanwhile may mix
+// old and new values.
 class Updater {
  public:
   Updater(const StoreOptions& options, Store* store, RedoLog* log)
       : options_(options), store_(store), pool_(&store->pool()), log_(log) {}
 
-  // Applies a push at once. Each update is applied as a whole or not at all. `tasks`: as of
+  // Applies a push at once. Each update is applied as a whole or not at all. `tasks`: as in
   // RedoLog::Append, still without shards.
   NotApplied Apply(const Pusher& pusher, std::vector<Update> updates, TaskRecord* tasks = nullptr);
 
@@ -104,7 +104,7 @@ class Updater {
   StepValues Delayed(int worker, const Shard& shard, StepValues step) const;
   // Adds the shards that the updates have changed.
   void AddChanged(const std::vector<Update>& updates, TaskRecord* tasks) const;
-  // What the shard keeps of the worker's pull, if `compensation` uses it; else null.
+  // The shard's copy of the worker's pull, if `compensation` uses it; else null.
   const Block* PulledBy(int worker, const Shard& shard, Compensation compensation) const;
 
   const StoreOptions& options_;

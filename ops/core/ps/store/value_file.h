@@ -2,7 +2,7 @@
 // written in turn: while one is written, a record of the log names the other, which is whole. So
 // the file stays small, however often the values change.
 //
-// As with the redo log, what is written survives the end of this process, but not a failure of the
+// As with the redo log, written values survive the end of this process, but not a failure of the
 // machine. Not thread-safe.
 #ifndef TFDIST_OPS_CORE_PS_STORE_VALUE_FILE_H_
 #define TFDIST_OPS_CORE_PS_STORE_VALUE_FILE_H_

@@ -2,7 +2,7 @@
 //
 // The index is an open-addressing hash table of row numbers, with a tag of one byte from each hash
 // beside it: a lookup reads on average little more than the row itself. Rows lie in slabs, so that
-// a growing map copies no row. Not thread-safe, except for what says so.
+// a growing map copies no row. Not thread-safe, except for methods that say so.
 #ifndef TFDIST_OPS_CORE_PS_TABLE_ROW_MAP_H_
 #define TFDIST_OPS_CORE_PS_TABLE_ROW_MAP_H_
 

@@ -1,4 +1,4 @@
-// What the rows of a table consist of, and how a gradient changes a row.
+// The layout of a table's rows, and the change of a row by a gradient.
 //
 // A row's content is its value, `width` floats, and then its slots. Most rules have slots of
 // `width` floats. kRowwiseAdagrad has one float; kExactAdam has two slots of `width` floats and a

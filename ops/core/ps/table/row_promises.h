@@ -1,4 +1,4 @@
-// The spare rows that requests were promised: those that they can create without an allocation.
+// Spare rows promised to requests, which they can create without an allocation.
 #ifndef TFDIST_OPS_CORE_PS_TABLE_ROW_PROMISES_H_
 #define TFDIST_OPS_CORE_PS_TABLE_ROW_PROMISES_H_
 
@@ -15,9 +15,9 @@ inline constexpr size_t kStripes = 16;  // of a table
 // have rows reads a few cache lines here and takes one lock, instead of a cold line of each stripe.
 //
 // A row that a request has created is no longer spare, but counts as promised until the request
-// ends. So more rows may be promised than are spare, but no request is promised those of another.
+// ends. So more rows may be promised than are spare, but no spare row is promised to two requests.
 //
-// Thread-safe. It shares no cache line with what other threads read in the table.
+// Thread-safe. It shares no cache line with data that other threads read in the table.
 class alignas(64) RowPromises {
  public:
   using Counts = std::array<size_t, kStripes>;  // of rows, by stripe

@@ -109,7 +109,7 @@ void RowSnapshot::BeforeRemoval(RowMap::Row row) {
   if (!has_base_ || removed_is_partial_) return;
   try {
     removed_.push_back(rows_->header(row).id);
-  } catch (const std::bad_alloc&) {  // the next snapshot of what has changed would lack the removal
+  } catch (const std::bad_alloc&) {  // the next snapshot of changes would lack the removal
     removed_ = {};
     removed_is_partial_ = true;
   }

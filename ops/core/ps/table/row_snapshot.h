@@ -56,7 +56,7 @@ class RowSnapshot {
   bool removed_is_partial_ = false;  // there was no memory to append to `removed_`
 
   // Of the snapshot in progress: the rows that it still needs, from `cursor_` on, and the copies of
-  // those that have changed since Begin.
+  // rows that have changed since Begin.
   RowBits needed_;
   RowMap::Row cursor_ = 0;
   SavedRows copies_;

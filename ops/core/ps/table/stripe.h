@@ -40,7 +40,7 @@ inline uint32_t Ticks(double seconds) {
 
 struct TableStats {
   uint64_t rows = 0, bytes = 0;
-  uint64_t lookups = 0, hits = 0;  // ids that were looked up, and those that had a row
+  uint64_t lookups = 0, hits = 0;  // looked-up ids, and how many had a row
   uint64_t created = 0;
   uint64_t updates = 0, lost_updates = 0;  // gradients of rows that were applied, or had no row
   uint64_t evicted_for_room = 0, evicted_by_age = 0, evicted_by_norm = 0;
@@ -112,7 +112,7 @@ class Stripe {
 
   const RowMap& rows() const { return rows_; }
   RowSnapshot& snapshot() { return snapshot_; }
-  // What has happened; the caller counts lookups and updates. Rows and bytes are those of now.
+  // Statistics; the caller counts lookups and updates. Rows and bytes are current.
   TableStats& stats() { return stats_; }
   void AddStats(TableStats* all) const;
 

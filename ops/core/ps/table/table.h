@@ -27,7 +27,7 @@ namespace tfdist::ps {
 
 class Table {
  public:
-  // Check and Create fail if `config` is invalid; the message says what was expected.
+  // Check and Create fail if `config` is invalid; the message names the expected value.
   static Status Check(const TableConfig& config);
   static Status Create(const TableConfig& config, std::unique_ptr<Table>* out,
                        std::string name = "");
@@ -42,8 +42,7 @@ class Table {
   // The memory that is charged.
   uint64_t counted_bytes() const;
 
-  // What a request does about ids without rows: nothing, or create rows for those that are
-  // admitted, or for all.
+  // The treatment of ids without rows: ignore them, create rows for admitted ids, or create all.
   enum class OnMissing { kIgnore, kAdmit, kCreate };
   // Sorts the ids of a request by stripes, and reserves the memory for the rows that it may create:
   // as long as the batch lives, they can be created. Throws OverBudget, if `within_budget` and the
@@ -86,7 +85,7 @@ class Table {
   // Appends copies of about `max_rows` rows, which may change meanwhile. `cursor` is 0 at first,
   // and goes from call to call. Returns false if there were no more.
   bool ScanRows(size_t max_rows, uint64_t* cursor, SavedRows* rows) const;
-  // Writes saved rows, and removes those that were removed; of `servers`, the rows that belong to
+  // Writes saved rows, and removes the removed ones; of `servers`, the rows that belong to
   // `server`. Evicts nothing: a row may be removed by a later part of a snapshot.
   void ImportRows(const SavedRowsView& rows, int server = 0, int servers = 1);
   // Fails if the lists do not fit together.
@@ -96,7 +95,7 @@ class Table {
   // Ids and values as saved rows: with the header and the slots of rows that are created now.
   SavedRows NewRows(double now, const int64_t* ids, size_t count, const float* values) const;
 
-  // Begins a snapshot of all rows, or of those that changed since the previous one was begun. No
+  // Begins a snapshot of all rows, or of the rows that changed since the previous one was begun. No
   // thread looks up or applies meanwhile. Throws std::bad_alloc.
   void BeginSnapshot(bool changed_only);
   // Appends about `max_rows` rows to `rows`; false if there were no more. Other threads may use the

@@ -18,7 +18,7 @@ namespace tfdist::ps {
 // The table and the ids outlive the batch.
 class TableBatch {
  public:
-  // `stripes` is the number of those that the table uses.
+  // `stripes` is the number of stripes that the table uses.
   TableBatch(const int64_t* ids, size_t count, size_t stripes)
       : ids_(ids), hashes_(count), order_(count) {
     for (size_t i = 0; i < count; ++i) {

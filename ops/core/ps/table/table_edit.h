@@ -10,7 +10,7 @@ namespace tfdist::ps {
 // Python uses the same numbers.
 enum class EditKind : uint8_t {
   kRestore = 1,  // writes rows with slots, times of use and counts
-  kReplace = 2,  // writes values; slots and counts become those of new rows
+  kReplace = 2,  // writes values; resets slots and counts
   kUpsert = 3,   // writes values; rows that exist keep their slots and counts
   kRemove = 4,
   kClear = 5,  // removes all rows

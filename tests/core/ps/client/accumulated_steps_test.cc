@@ -13,7 +13,7 @@ Worker Downpour(int rank, int workers, int n_push, int n_fetch) {
   return Worker(rank, workers, 1, kPatience, 0, true, n_push, n_fetch);
 }
 
-// What another worker sees.
+// The value that another worker sees.
 Floats Seen(Worker* other, int parameter) {
   CHECK_OK(other->Pull({parameter}, false));
   return other->Value(parameter);
@@ -54,7 +54,7 @@ TEST_CASE("gradients") {
   CHECK(worker.client().stats().pulls == 1);
   step(16, {}, {});
   CHECK((worker.client().stats().pulls == 2 && worker.Value(a) == Floats({-15, 15})));
-  // What is left is pushed before a read, and before the worker leaves.
+  // The remaining steps are pushed before a read, and before the worker leaves.
   CHECK(Seen(&worker, a) == Floats({-31, 31}));
   CHECK(worker.client().stats().pushes == 3);
   step(1, {}, {});

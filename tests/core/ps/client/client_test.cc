@@ -159,7 +159,7 @@ TEST_CASE("split parameter") {
   CHECK(other.allocated == std::vector<int>({split}));
   CHECK(other.Value(split) == Ramp(100000, 0));
 
-  // New memory, or that of the last pulled value: both have the unchanged shards.
+  // New memory, or the memory of the last pulled value: both have the unchanged shards.
   Floats expected = Ramp(100000, 0);
   for (const bool in_place : {false, true}) {
     worker.in_place = in_place;

@@ -131,7 +131,7 @@ TEST_CASE("prefetch") {
   CHECK_OK(Wait(third.begun));
   CHECK(job.Lookup(table, {5}, 2) == First({5}, 2, 2));
   CHECK(hits() == 3);
-  // The prefetch of a later owner replaces it; that of a former owner does not.
+  // The prefetch of a later owner replaces it, but not a former owner's.
   Prefetch fourth = Begin(job, 2, {{table, {7}, {}}});
   CHECK_OK(Wait(fourth.begun));
   CHECK(job.Lookup(table, {6}, 2) == First({6}, 2, 2));

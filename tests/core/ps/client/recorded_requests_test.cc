@@ -1,4 +1,4 @@
-// What the flight recorder keeps of requests to parameter servers.
+// The flight recorder's events of requests to parameter servers.
 #include "core/trace/event_ring.h"
 #include "ps/worker.h"
 
@@ -37,7 +37,7 @@ TEST_CASE("answered") {
   }
 }
 
-// A server that does not answer, and one that will not come back.
+// A server that does not answer, and a server that will not come back.
 TEST_CASE("unanswered") {
   const auto server = StartServer(SyncJob(2));
   Worker worker(0, 2);

@@ -105,7 +105,7 @@ double Regret(int delay, bool revises) {
 TEST_CASE("regret with fixed delays") {
   CHECK(Regret(0, true) == Regret(0, false));
   const double without = Regret(0, false);
-  // Adagrad's regret grows with the delay, that of adaptive revision with its root.
+  // Adagrad's regret grows with the delay, adaptive revision's with its root.
   for (const int delay : {4, 16, 64}) {
     const double adagrad = Regret(delay, false), revised = Regret(delay, true);
     std::printf("delay %d: regret %.0f of Adagrad, %.0f of adaptive revision\n", delay, adagrad,
@@ -148,7 +148,7 @@ TEST_CASE("on server") {
   late.Pull({w, rows});
   late.Push(w, UpdateKind::kGradient, Floats{1});
   is(w, {-3 / std::sqrt(10) - 1 / std::sqrt(11)});
-  // A snapshot goes on with Adagrad's accumulator.
+  // A snapshot continues with Adagrad's accumulator.
   auto next = StartServer(options, server->TakeSnapshot());
   RawPsWorker again(*next, 0);
   again.sequence = 100;

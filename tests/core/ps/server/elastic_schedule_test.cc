@@ -48,7 +48,7 @@ TEST_CASE("resolutions") {
   CHECK(schedule.Resolve(Generation(4, 11, {1})) == Resolution::kNothing);  // is known
   CHECK((schedule.open_unit() == 10 && schedule.Push(0, {kJob, 4, 10})));
   CHECK(schedule.Resolve(Generation(3, 11, {1})) == Resolution::kRefused);
-  // Nobody who is left has done unit 10.
+  // No remaining worker has done unit 10.
   CHECK(schedule.Resolve(Generation(6, 10, {1, 2})) == Resolution::kDrop);
   CHECK((!schedule.open_unit() && schedule.generation() == 6));
   CHECK((!schedule.Push(1, {kJob, 4, 10}) && !schedule.Push(0, {kJob, 6, 10})));
@@ -71,7 +71,7 @@ TEST_CASE("founded again") {
   CHECK(schedule.Resolve(Generation(2, 1, {1}, kJob + 1)) == Resolution::kApply);
 }
 
-// A server that was started again may have an open unit that nobody will commit.
+// A server that was started again may have an open unit that no worker will commit.
 TEST_CASE("superseded") {
   ElasticSchedule schedule(2);
   CHECK(schedule.Resolve(Generation(1, 0, {0, 1})) == Resolution::kNothing);
@@ -155,9 +155,9 @@ class Course {
   };
   struct World {
     std::set<int> slots;
-    std::map<int, uint64_t> units;  // by slot: of those that have told
+    std::map<int, uint64_t> units;  // by slot: of workers that have reported
     bool has_sent = false;          // the source
-    // Who has come to a collective of a unit.
+    // The slots that have come to a collective of a unit.
     std::map<std::pair<Phase, uint64_t>, std::set<int>> came;
   };
 
@@ -175,7 +175,7 @@ class Course {
     return true;
   }
 
-  // Not the last one that has the state.
+  // Not the last member with the state.
   void Kill() {
     const int slot = Pick(kSlots);
     int others = 0;
@@ -292,7 +292,7 @@ class Course {
     for (int slot = 0; slot < kSlots; ++slot) {
       Member& member = members_[slot];
       if (!member.lives && generation_ > 1 && Pick(3) == 0) {
-        // What its former process has sent is lost with its connection.
+        // Data of its former process is lost with its connection.
         member = Member();
         member.lives = member.is_new = true;
       }

@@ -1,5 +1,5 @@
 // A server whose memory runs out, at every place where it allocates some: the request is refused,
-// or its connection closed, and the server goes on as if nothing had been asked.
+// or its connection closed, and the server continues as if there had been no request.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -41,8 +41,8 @@ void* Allocate(size_t bytes, size_t alignment) {
 
 }  // namespace
 
-// All forms, also for the other tests of this binary: a sanitizer checks that what one form gave is
-// not freed by another.
+// All forms, also for the other tests of this binary: a sanitizer checks that no form frees memory
+// of another.
 void* operator new(size_t bytes) { return Allocate(bytes, alignof(std::max_align_t)); }
 void* operator new[](size_t bytes) { return Allocate(bytes, alignof(std::max_align_t)); }
 void* operator new(size_t bytes, std::align_val_t alignment) {
@@ -263,7 +263,7 @@ void TestRequests(Mode mode) {
       }
       CHECK((failed || is_ok));
       CHECK((one.is_done(job) || !is_ok));
-      // Other requests go on: no lock was left held.
+      // Other requests continue: no lock was left held.
       job.Lookup({1, 2, 3, 20});
       job.worker().Pull({0, 1});
       CHECK(!job.worker().Push<float>(0, UpdateKind::kGradient, {1, 1, 1, 1}));
@@ -299,8 +299,8 @@ std::optional<std::map<int64_t, float>> CopyOf(Table& table) {
   return copy;
 }
 
-// While a copy is taken, what changes has to be kept for it: without memory the copy fails, and
-// says so.
+// While a copy is taken, changes have to be kept for it: without memory the copy fails, and says
+// so.
 void TestCopies() {
   bool failed = true;
   int lost = 0;

@@ -159,7 +159,8 @@ TEST_CASE("many keys") {
   CHECK(a.AwaitReduce(a.RequestReduce(7, 2, {1})) == Floats{1});
 }
 
-// A worker that asks for a reduction and is gone keeps nobody waiting: the others are not dropped.
+// A worker that asks for a reduction and is gone keeps no other waiting: the others are not
+// dropped.
 TEST_CASE("nobody waits") {
   ServerOptions options = Options(Mode::kSync, 2);
   options.schedule.worker_timeout_seconds = 1;
@@ -176,7 +177,7 @@ TEST_CASE("nobody waits") {
   CHECK_CONTAINS(event.text, "worker 1 is dropped");
 }
 
-// A member begins sums that nobody else knows: the others' are taken all the same.
+// A member begins sums that no other knows: the others' are taken all the same.
 TEST_CASE("lonely sums") {
   auto server = StartServer(Options(Mode::kSync, 2));
   RawPsWorker a(*server, 0), b(*server, 1);

@@ -87,7 +87,7 @@ Ids SomeIds(size_t count) {
 }
 
 TEST_CASE("edit") {
-  // 300 rows of 4 numbers: with rows of 12 the copy would go on for 9,600 bytes behind them.
+  // 300 rows of 4 numbers: with rows of 12 the copy would read 9,600 bytes behind them.
   for (const size_t count : {size_t{300}, size_t{40000}}) {
     Job job;
     EditRowsRequest edit;
@@ -100,7 +100,8 @@ TEST_CASE("edit") {
                                 Raw(Floats(kWidth * count, 7));
     ExpectRefused(job.Attack(MessageType::kEditRows, Encode(edit), payload));
     ExpectUntouched(job);
-    // Sent again, it is told what the table expects now; its number was not used up.
+    // Sent again, its answer names the sizes that the table expects now; its number was not used
+    // up.
     const RawAnswer again = job.attacker->Try(MessageType::kEditRows, Encode(edit), payload);
     CHECK_STATUS(again.status, StatusCode::kInvalidArgument);
     CHECK_CONTAINS(again.status.message(), "table 't': expected rows of 12 numbers, received 4");
@@ -166,8 +167,8 @@ TEST_CASE("open step") {
   for (const int64_t id : {3, 100}) CHECK(std::abs(ValueOf(table, id) - 0.25f) < 1e-3f);
 }
 
-// Rows that catch up have the slots of Adam. With those of another optimizer, a step would write to
-// slots that they have not.
+// Rows that catch up have the slots of Adam. With the slots of another optimizer, a step would
+// write to slots that do not exist.
 TEST_CASE("slots of another optimizer") {
   Job job;
   ps::TableConfig config = Slots(ps::OptimizerKind::kAdam);

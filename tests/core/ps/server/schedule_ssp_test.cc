@@ -61,7 +61,7 @@ void TestSspBound(int workers, int staleness, uint32_t seed) {
     CHECK(may == (lead <= static_cast<uint64_t>(staleness)));
     waiting[worker] = !may;
     if (may) largest = std::max(largest, lead);
-    // At least one worker can always go on.
+    // At least one worker can always continue.
     CHECK((std::find(waiting.begin(), waiting.end(), false) != waiting.end() || [&] {
       for (int other = 0; other < workers; ++other) {
         if (schedule.MayPull(other, At(0))) return true;

@@ -153,7 +153,7 @@ TEST_CASE("dropped and back") {
   CHECK(schedule.NextDeadline() == At(250));  // to report it
   const std::vector<std::string> back = schedule.CheckTime(At(250));
   CHECK((back.size() == 1 && back[0] == "worker 2 is back, at step 2"));
-  // Worker 0 has waited since 200, but for worker 2 only since its return.
+  // Worker 0 has waited since 200; for worker 2, only since its return.
   CHECK(schedule.NextDeadline() == At(310));
   CHECK((schedule.Push(2, 2) == Verdict::kCollect && schedule.StepIsComplete()));
 }

@@ -1,4 +1,4 @@
-// Pushes that train records of data tasks: each record counts once, whoever dies.
+// Pushes that train records of data tasks: each record counts once, whichever task dies.
 #include <cstdio>
 #include <future>
 
@@ -66,7 +66,7 @@ TEST_CASE("forgotten tasks") {
   tasks.Begin({{2, 0, 4}}).Collect();
   CHECK((tasks.Advance(2, 9) == 9 && tasks.Close(2, true) == 9 && tasks.Save().empty()));
   CHECK(tasks.ApplyCollected().empty());
-  // Two leases of one task: the other one goes on.
+  // Two leases of one task: the other one continues.
   tasks.Open(3, "c", 5);
   tasks.Open(4, "c", 5);
   CHECK((tasks.Close(3, true) == 5 && tasks.Advance(4, 8) == 8 && tasks.Close(4, true) == 8));
@@ -109,7 +109,7 @@ void TestRefusedPushes(ps::Mode mode) {
                StatusCode::kInvalidArgument);
 }
 
-// A server that is restored from nothing but a log: its values are those of its positions.
+// A server that is restored from nothing but a log: its values match its positions.
 struct Restored {
   explicit Restored(const std::string& log, const ps::ServerSnapshot& snapshot = {},
                     const ps::ServerOptions& options = Options(ps::Mode::kAsync, 1)) {

@@ -65,7 +65,7 @@ struct Restored {
 
 std::string Begin() { return kLogBegin + TableDescription("t", Constant(1, 0)); }
 
-// The record is told by its file, place and field; what is around it is restored.
+// The record is told by its file, place and field; the records around it are restored.
 void ExpectLeftOut(const std::string& record, const std::string& kind, const std::string& why) {
   const std::string before = Begin() + PushRecordOf(1);
   Restored restored(before + record + PushRecordOf(2));
@@ -76,7 +76,7 @@ void ExpectLeftOut(const std::string& record, const std::string& kind, const std
   CHECK(!restored.reports.empty());
   CHECK_CONTAINS(restored.reports[0],
                  StrCat(restored.file.path, ": the record at byte ", before.size(), " (", kind,
-                        ") is left out, and what it changed is lost: "));
+                        ") is left out, and its changes are lost: "));
   CHECK_CONTAINS(restored.reports[0], why);
 }
 
@@ -186,7 +186,7 @@ TEST_CASE("damage") {
   CHECK((restored.records == 1 && restored.left_out == more.size()));
   CHECK((restored.tables.size() == 1 && restored.reports.size() == 2));
   CHECK_CONTAINS(restored.reports[1], "may have been a description too");
-  // Not more lines than somebody reads.
+  // Not more lines than a user reads.
   std::string many = Begin();
   for (int i = 0; i < 30; ++i) many += damaged;
   Restored lines(many);
@@ -194,7 +194,7 @@ TEST_CASE("damage") {
   CHECK_CONTAINS(lines.reports.back(), "20 more records are left out as well");
 }
 
-// Pushes of data tasks: positions, values and rows stay those of one moment.
+// Pushes of data tasks: positions, values and rows stay consistent.
 TEST_CASE("tasks") {
   const std::string first = ArrayOf(Floats{1, 1}), second = ArrayOf(Floats{2, 2}),
                     third = ArrayOf(Floats{3, 3});
@@ -223,7 +223,7 @@ TEST_CASE("tasks") {
     CHECK(restored.left_out == three.size() - 1);
     CHECK((restored.shards["w"] == Floats({2, 2}) && restored.Row(3) == 0));
   }
-  {  // The second is damaged: the first counts. Rows that are not of tasks go on.
+  {  // The second is damaged: the first counts. Rows that are not of tasks are still applied.
     Restored restored(begin + one + damaged(two) + PushRecordOf(9), first + second);
     CHECK_OK(restored.status);
     CHECK((restored.records == 2 && restored.positions["a"] == 1));
@@ -254,12 +254,12 @@ TEST_CASE("tasks") {
   CHECK(restored.positions.empty());
   CHECK_CONTAINS(restored.reports[0], "No such file");
   CHECK(mkfifo(restored.values_path.c_str(), 0600) == 0);
-  restored.Replay();  // does not wait for somebody who writes to the pipe
+  restored.Replay();  // does not wait for a writer to the pipe
   CHECK_OK(restored.status);
   CHECK_CONTAINS(restored.reports.back(), "do not count");
 }
 
-// A server that keeps what it has from a snapshot, and starts.
+// A server that keeps the state of its snapshot, and starts.
 TEST_CASE("server") {
   const Scratch file;
   const std::string values = file.path + ".values";

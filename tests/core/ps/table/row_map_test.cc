@@ -1,4 +1,4 @@
-// The map of rows: each row is found with its content, whatever else was inserted and erased.
+// The map of rows: each row is found with its content, after any other insertions and erasures.
 #include "core/ps/table/row_map.h"
 
 #include <algorithm>

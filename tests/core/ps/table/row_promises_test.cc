@@ -67,7 +67,8 @@ TEST_CASE("threads") {
   for (size_t thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
       std::mt19937 random(static_cast<unsigned>(thread));
-      // On a busy machine the others may hold what this thread needs for all of its rounds.
+      // On a busy machine the others may hold the rows that this thread needs for all of its
+      // rounds.
       for (int request = 0; request < Rounds(20000) || served[thread] == 0; ++request) {
         RowPromises::Counts counts{};
         for (size_t& count : counts) count = random() % 16;

@@ -214,7 +214,7 @@ def test_a_state_goes_to_a_new_master(job):
         assert not futures.wait([again], 0.2).done
         job.master.start()
         assert (again.result(10).task, again.result().first) == (0, 3)
-    # What the worker still reads is not its own any more.
+    # The task that the worker still reads is not its own any more.
     assert client.report("train", {task.lease: 4}) == [task.lease]
 
 

@@ -26,7 +26,7 @@ def finish(queue, rank, grant, now=0.0):
 
 
 def drain(queue, rank, epoch=0, now=0.0):
-    """Trains all that is left of an epoch; returns (epoch, task, first) of what was dealt."""
+    """Trains all that is left of an epoch; returns (epoch, task, first) of the dealt tasks."""
     dealt = []
     while isinstance(grant := ask(queue, rank, now, epoch), Grant):
         dealt.append((grant.epoch, grant.task, grant.first))
@@ -113,7 +113,7 @@ def test_three_deaths_in_a_row_park_a_task():
     assert ask(queue, 0, process="process 3") == Ended()
     assert [e.kind for e in queue.events] == ["died", "died", "parked"]
     assert queue.parked[0].done == 2
-    # It stays parked, and the rest goes on.
+    # It stays parked, and the rest continues.
     assert drain(queue, 1, epoch=1) == [(1, 1, 0)]
     assert queue.counts().left == 0 and queue.begin_epoch(1) is None
 
@@ -387,7 +387,7 @@ def test_the_last_epoch_ends_the_queue():
     queue = queue_of(1)
     ask(queue, 1), ask(queue, 0)
     queue.release("process 1", list(queue.leases), failed=True)
-    assert queue.begin_epoch(0) == 0  # what has come back is still to be trained
+    assert queue.begin_epoch(0) == 0  # the returned task is still to be trained
     assert drain(queue, 0) == [(0, 0, 0)] and queue.begin_epoch(0) is None
 
 

@@ -1,4 +1,4 @@
-"""Who founds an elastic job, and with which ranks."""
+"""The processes that form an elastic job, and their ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_first_to_come_form_the_job_with_the_leader():
     found = founders(3, 4, 2, 3, 0)
     assert found.are_complete()
     assert found.first_generation().members == (MEMBERS[0], MEMBERS[2], MEMBERS[4])
-    # What is left would form another job.
+    # The remaining ones would form another job.
     assert found.missing() == [0, 1, 2, 3, 4]
 
 

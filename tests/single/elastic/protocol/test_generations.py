@@ -1,4 +1,4 @@
-"""Who is in the next generation of an elastic job: the state machine, without a network."""
+"""The members of the next generation of an elastic job: the state machine, without a network."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def say_goodbye(key, other):
 
 
 def probe(callee, key="", fingerprint=""):
-    """Probes a process as one that knows `key`."""
+    """Probes a process as a caller that knows `key`."""
     request = messages.ElasticProbeRequest(fingerprint, "", "", 0.0)
     request = proofs.prove(request, key)
     answer = callee.probe(request, ClientContext())
@@ -212,7 +212,7 @@ def test_a_job_is_formed_by_calls():
         assert answer["status"] == "refused" and "this task one of 3" in answer["reason"]
 
 
-# What may have become of each other member.
+# The possible fates of each other member.
 FATES = ("comes", "dead", "left", "silent")
 
 
@@ -350,7 +350,7 @@ def test_different_bases():
     processes[1].establish()
     for process in processes[:2]:
         process.declare_dead(processes[2].me.process, "for a test")
-    # The one that was silent wakes first: it is a member of what rank 0 has established.
+    # The silent one wakes first: it is a member of the generation that rank 0 has established.
     former.begin_forming()
     processes[0].begin_forming()
     processes[0].lead()
@@ -575,7 +575,7 @@ def test_newcomers_are_taken_in_where_they_stand():
         newcomer.stand(call=call, ended=3)
         assert form(newcomer, processes[0])["status"] == "waiting"
         assert processes[0].newcomers_wait() == waits
-    # In a call that is within another one nobody can stand.
+    # No process can stand in a call that is within another one.
     processes[0].stand(call=-1, ended=3)
     assert not processes[0].newcomers_wait()
     processes[0].stand(call=4, ended=3)
@@ -814,7 +814,7 @@ def test_a_later_generation_in_a_member_s_call_is_believed_if_it_was_received():
     assert answer == {"status": "elsewhere"}
     assert processes[0].reference.number == 1 and not processes[0].is_outside()
     assert processes[3].me in processes[0].missing()
-    # It may come as what it is.
+    # It may come without the made-up generation.
     decision = lead(processes[0], processes[1:])
     assert names(decision.generation) == [f"worker {index}" for index in range(4)]
 
@@ -826,21 +826,21 @@ def test_answers_of_a_minority_send_nobody_out_while_the_others_are_here():
     leader.lead()
     leader.hear(processes[3].me.process, 99, "made up")
     assert not leader.is_outside()
-    # Nobody else comes: one says so, the others have been silent.
+    # No other process comes: one says so, the others have been silent.
     assert leader.is_outside({processes[1].me.process, processes[2].me.process})
     for process in processes[1:3]:
         assert form(process, leader)["status"] == "waiting"
     assert not leader.is_outside({process.me.process for process in processes})
     assert leader.has_majority
     (claim,) = leader.claims
-    assert claim.startswith("worker 3 at host3:1000 says that generation 99 has gone on")
+    assert claim.startswith("worker 3 at host3:1000 says that generation 99 has continued")
     decision = leader.decide({processes[3].me.process}, asked_all=False)
     assert names(decision.generation) == ["worker 0", "worker 1", "worker 2"]
 
 
 def test_a_minority_s_answers_count_if_one_that_is_here_has_seen_a_later_generation():
     processes = job(5)
-    # Rank 4 has entered it, and lost the others before their first collective: they went on.
+    # Rank 4 has entered it, and lost the others before their first collective: they continued.
     generation = lead(processes[2], processes[3:], processes[:2]).generation
     connect(generation, processes[2:])
     leader = processes[0]
@@ -876,7 +876,7 @@ def test_a_process_can_only_leave_itself():
     assert not processes[0].dead
     assert say_goodbye(key_of(1), processes[0]) == {"status": "noted"}
     assert list(processes[0].dead) == [processes[1].me.process]
-    # Of those that only wait nothing is kept.
+    # Nothing is kept of processes that only wait.
     newcomer = machine(5, 3)
     form(newcomer, processes[0])
     leave(newcomer, processes[0])

@@ -27,8 +27,10 @@ def test_events_of_a_fit() -> None:
     assert fit(made, epochs=2) == {"loss": 1.0, "a": True}
     epoch = [
         "a begin_epoch {0}",
+        "a before steps",
         "a after_step 0",
         "a after_step 1",
+        "a around_steps",
         "a results, validation: False",
         "a end_epoch, next {1}",
     ]
@@ -137,7 +139,13 @@ def test_the_steps_of_a_call_end_innermost_first() -> None:
     made, notes = noted()
     with session.running(made), calls.steps_of(object(), contextlib.nullcontext()):
         notes.append("steps")
-    assert notes == ["a before steps", "b before steps", "steps", "b end_steps", "a end_steps"]
+    assert notes == [
+        "a before steps",
+        "b before steps",
+        "steps",
+        "b around_steps",
+        "a around_steps",
+    ]
 
 
 def results(model: Any) -> Any:

@@ -121,14 +121,14 @@ def test_data_tasks_of_a_failed_call_are_not_given_back() -> None:
 def test_the_batches_of_data_tasks_are_not_counted() -> None:
     made, _ = of_tasks("evaluate")
     made.keras.batches = 7
-    with made.participants[0].end_steps(contextlib.nullcontext(), object()):
+    with made.participants[0].around_steps(contextlib.nullcontext(), object()):
         assert made.keras.batches is None
 
 
 def test_an_epoch_of_a_data_service_does_not_decide_the_length_of_the_next() -> None:
     made = session_of("fit", model())
     participant = epoch_lengths.EpochLengths(made)
-    with participant.end_steps(contextlib.nullcontext(), object()):
+    with participant.around_steps(contextlib.nullcontext(), object()):
         made.keras.batches = 7
     assert made.keras.batches is None
     assert epoch_lengths.EpochLengths.of(made) is None  # of another strategy

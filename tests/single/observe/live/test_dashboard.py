@@ -1,4 +1,4 @@
-"""What `tfdist dashboard` serves, and to whom."""
+"""The answers of `tfdist dashboard`, and its refusals."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_page_uses_nothing_from_elsewhere_and_parses_no_html():
         parsers = r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|srcdoc"
         found = re.findall(parsers, text)
         assert not found, path
-        # What the policy of the page would refuse.
+        # The policy of the page would refuse these.
         assert "<script>" not in text and "style=" not in text, path
 
 

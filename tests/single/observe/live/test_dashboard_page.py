@@ -1,4 +1,4 @@
-"""The dashboard in a browser: what it shows, and what hostile names cannot do."""
+"""The dashboard in a browser: its contents, and its defence against hostile names."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def event(kind, operation, name, begin, start, end, **fields):
 
 
 def told(rank, seconds, name="gradients"):
-    """What worker `rank` of three tells after some seconds; worker 2 is late."""
+    """The report of worker `rank` of three after some seconds; worker 2 is late."""
     steps = int(10 * seconds)
     peers = {f"worker {peer}": (steps * 4000, steps * 4000) for peer in range(3) if peer != rank}
     return state(
@@ -87,7 +87,7 @@ def dashboard(*tasks) -> Iterator[Dashboard]:
                 return 200, json.dumps(task(time.monotonic() - began)).encode()
 
             addresses.append(stack.enter_context(serving(answer)))
-        # As with --targets: the tasks themselves say what they are called.
+        # As with --targets: the tasks themselves tell their names.
         targets = Targets({address: address for address in addresses}, b"a secret of sixteen")
         sampler = Sampler(targets)
         stack.callback(sampler.close)
@@ -97,7 +97,7 @@ def dashboard(*tasks) -> Iterator[Dashboard]:
         stack.callback(server.server_close)
         stack.callback(thread.join)
         stack.callback(server.shutdown)
-        # Rates need a look before that of the page.
+        # Rates need a look before the page's.
         urllib.request.urlopen(server.url.replace("/?", "/job.json?"), timeout=20).close()
         time.sleep(1.0)
         yield server

@@ -1,4 +1,4 @@
-"""What a job does between two looks, and what is refused of an answer."""
+"""The activity of a job between two looks, and refused answers."""
 
 from __future__ import annotations
 

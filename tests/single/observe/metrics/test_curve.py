@@ -18,7 +18,7 @@ def test_keeps_the_whole_training(monkeypatch):
     steps = [step for step, _ in points]
     assert steps[0] == 1 and steps[-1] > 4900
     assert all(value == 1 / step for step, value in points)
-    # Evenly, but for the first intervals.
+    # Evenly, except for the first intervals.
     gaps = {after - before for before, after in zip(steps[1:], steps[2:], strict=False)}
     assert max(gaps) <= 2 * min(gaps)
 

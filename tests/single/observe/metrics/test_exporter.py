@@ -1,4 +1,4 @@
-"""The server of metrics: what it answers to Prometheus, and to strangers."""
+"""The server of metrics: its answers to Prometheus, and to strangers."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_strangers_are_dropped(monkeypatch):
                     assert slow.recv(1) == b""
                     break
         assert 0.9 < time.monotonic() - began < 50
-        # One that is too long.
+        # A request that is too long.
         long, began = connect(), time.monotonic()
         with contextlib.suppress(ConnectionError):
             long.sendall(b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 10_000)

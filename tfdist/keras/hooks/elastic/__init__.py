@@ -1,1 +1,1 @@
-"""Elastic training, of Keras 3 and of tf_keras: what a `fit` does among members that change."""
+"""Elastic training, of Keras 3 and of tf_keras: `fit` among members that change."""

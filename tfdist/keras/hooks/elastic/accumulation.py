@@ -12,7 +12,8 @@ from tfdist.keras.workers import elastic_job_of, replica_of_ours
 def reduce_before_accumulating(original, self, grads, trainable_variables):
     """In elastic training gradients are reduced in each step, and their sums are accumulated.
 
-    Keras accumulates the gradients of each replica. Those of a worker that dies would be lost.
+    Keras accumulates the gradients of each replica. The gradients of a worker that dies would be
+    lost.
     """
     replica = replica_of_ours()
     if (
@@ -26,8 +27,8 @@ def reduce_before_accumulating(original, self, grads, trainable_variables):
         raise ValueError(
             f"optimizer {self.name!r}: expected no gradient_accumulation_steps in an elastic job "
             f"with embedding tables ({', '.join(tables)}), received "
-            f"{self.gradient_accumulation_steps}: what a worker has accumulated of their rows "
-            "would be lost with it"
+            f"{self.gradient_accumulation_steps}: the gradients of their rows that a worker has "
+            "accumulated would be lost with it"
         )
     values = [v.value if isinstance(v, Variable) else v for v in trainable_variables]
     pairs = self._all_reduce_sum_gradients(zip(grads, values, strict=True))

@@ -1,4 +1,4 @@
-"""The order in which an elastic `fit` of tf_keras reads arrays and `Sequence`s: that of rank 0.
+"""The order in which an elastic `fit` of tf_keras reads arrays and `Sequence`s: rank 0's order.
 
 See `shuffling`, which decides it for Keras 3. Each epoch of arrays has another order, which the
 seed decides; all epochs are one dataset. The order of a `Sequence` is a function of the seed and of
@@ -44,7 +44,7 @@ def order_of(
 
 @hooks(TensorLikeDataAdapter, "__init__")
 def shuffle_as_rank_0(original, self, *args, shuffle=False, **kwargs):
-    """In elastic training the order of arrays is that of rank 0, which newcomers make again."""
+    """In elastic training all read arrays in rank 0's order, which newcomers make again."""
     if elastic_job_of(tf.distribute.get_strategy()) is None:
         original(self, *args, shuffle=shuffle, **kwargs)
         return

@@ -20,7 +20,7 @@ def substitute_a_row(original, self, *args, **kwargs):
 
 @hooks(Layer, "add_loss")
 def discount_losses(original, self, loss):
-    """The loss that a layer adds is 0 if it is that of a substitute row."""
+    """The loss that a layer adds is 0 for a substitute row."""
     if in_stateless_scope() or calls.substitution() is None:
         return original(self, loss)
     return original(self, tree.map_structure(calls.no_value, loss))

@@ -18,7 +18,7 @@ def substitute_a_row(original, self, *args, **kwargs):
 
 @hooks(Layer, "add_loss")
 def discount_losses(original, self, losses, **kwargs):
-    """The loss that a layer adds is 0 if it is that of a substitute row."""
+    """The loss that a layer adds is 0 for a substitute row."""
     if calls.substitution() is not None:
         losses = tf.nest.map_structure(
             lambda loss: calls.no_value(loss) if isinstance(loss, tf.Tensor) else loss, losses

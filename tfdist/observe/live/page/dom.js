@@ -28,7 +28,7 @@ export function chart(width, height, label, ...children) {
   return svg("svg", {viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": label}, ...children);
 }
 
-// Numbers as text; "–" for what is not known.
+// Numbers as text; "–" for unknown ones.
 
 export function rate(value) {
   if (value === null || value === undefined) return "–";

@@ -1,4 +1,4 @@
-// Who talks to whom: the tasks in a circle, and an arrow for what each one sends to another.
+// The traffic between tasks: they stand in a circle, with an arrow from each sender to each receiver.
 
 import {bytes, chart, html, svg} from "./dom.js";
 
@@ -6,7 +6,7 @@ const WIDTH = 460, HEIGHT = 300, RADIUS = 112, NODE = 9;
 const MAX_LABELS = 40, MAX_PAIRS = 2000;
 
 // Returns [from, to, bytes per second] for each pair, the largest first. A pair is known from both of
-// its ends if both answer: what the sender says counts.
+// its ends if both answer: the sender's answer counts.
 export function edges(tasks) {
   const found = new Map();
   const note = (from, to, rate, isSender) => {

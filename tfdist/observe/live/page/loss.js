@@ -25,7 +25,7 @@ export function ticks(low, high, count) {
 // Returns the drawing; null without a loss. Points without a finite value are gaps.
 export function lossCurve(losses) {
   const names = Object.keys(losses);
-  // The same on all workers but for their rows: that of the first one.
+  // The same on all workers except their rows: the first one's loss.
   const name = names.find((one) => one.startsWith("chief")) ?? names.sort()[0];
   if (name === undefined) return null;
   const points = losses[name], finite = points.filter(([, value]) => value !== null);

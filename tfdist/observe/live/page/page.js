@@ -51,7 +51,7 @@ async function look() {
     if (!answer.ok) return say(`tfdist dashboard answers ${answer.status}.`, true);
     const job = await answer.json();
     const answers = job.tasks.filter((task) => !task.problem).length;
-    // What was seen last stays when the job has ended.
+    // The last answers stay when the job has ended.
     if (answers || !byId("tasks").childElementCount) draw(job);
     if (!answers) say("No task answers: the job has not begun, or has ended.", true);
     else say(job.seconds ? "Looks every second." : "Rates come with the second look.", false);

@@ -34,7 +34,7 @@ function bar(event, y, x) {
   // Half a unit less, so that steps that follow each other lie apart.
   const rect = (from, to, kinds) => svg("rect", {class: kinds, x: from, y, width: Math.max(0.8, to - from - 0.5), height: ROW - 2, rx: 1});
   const parts = middle - begin > 0.3 ? [rect(begin, middle, `${kind} waiting`)] : [];
-  // What only waits so far has no second part.
+  // An event that only waits so far has no second part.
   if (event.kind === "span" || event.started !== null || event.ended !== null) parts.push(rect(middle, end, kind));
   return svg("g", {}, svg("title", {}, describe(event)), ...parts);
 }

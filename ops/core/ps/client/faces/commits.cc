@@ -38,7 +38,7 @@ void Commits::RepeatCommit(CommitOperation::Done done) {
     commit = committed_;
   }
   if (!commit) return done(Status(), CommitOutcome());
-  // What was lost is counted.
+  // Lost commits are counted.
   commit->pushed = false;
   Send(*commit, std::move(done));
 }

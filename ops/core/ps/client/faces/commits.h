@@ -1,4 +1,4 @@
-// What a worker has done: its units of work in an elastic job, and its records of data tasks.
+// The commits of a worker: its units of work in an elastic job, and its records of data tasks.
 #ifndef TFDIST_OPS_CORE_PS_CLIENT_FACES_COMMITS_H_
 #define TFDIST_OPS_CORE_PS_CLIENT_FACES_COMMITS_H_
 
@@ -21,8 +21,8 @@ class Commits {
 
   // In an elastic job; see server/elastic_schedule.h.
 
-  // Tells all servers, also those that are connected later, the members of a generation. Later
-  // pushes are of this generation. Fails with kFailedPrecondition if a server knows a later one.
+  // Tells all servers, also later connected ones, the members of a generation. Later pushes belong
+  // to it. Fails with kFailedPrecondition if a server knows a later one.
   void Resolve(ResolveRequest resolve, Done done);
   // Later pushes are of this unit of work.
   void BeginUnit(uint64_t number);

@@ -102,7 +102,7 @@ void Parameters::Pull(std::vector<int> parameters, bool begins_step, Allocate al
     }
   }
   if (!is_due) return done(Status());
-  // What is fetched replaces this worker's changes.
+  // Fetched values replace this worker's changes.
   if (Status s = PushAccumulated(); !s.ok()) return done(s);
   const TimePoint start = Clock::now();
   state_->submit(std::make_shared<PullOperation>(
@@ -205,7 +205,8 @@ bool Parameters::Send(StepContents step, const Done& done, bool waits, Status* s
         if (answered != nullptr) answered(status);
       });
   if (step.has_lost) {
-    // Others train these records: nothing of the step is sent, and what it has changed is fetched.
+    // Others train these records: nothing of the step is sent, and the changed values are fetched
+    // again.
     for (const Value& value : step.values) {
       const Memory before = TakePulled(value.parameter);
       // Until the fetch, changes of later steps count from here.

@@ -46,10 +46,10 @@ class Parameters {
   void Exclude(int parameter);
   bool IsExcluded(int parameter) const;
 
-  // Brings the parameters up to date. For each one that has changed on its servers, `allocate`
-  // returns memory for the new value, which may be that of `Pulled`; unchanged shards are copied
-  // into it. A pull that `begins_step` waits for the servers' schedule. When done, `Pulled` is the
-  // new value. Pulls are carried out one after the other.
+  // Brings the parameters up to date. For each parameter that has changed on its servers,
+  // `allocate` returns memory for the new value, which may be the memory of `Pulled`. Unchanged
+  // shards are copied into it. A pull that `begins_step` waits for the servers' schedule. When
+  // done, `Pulled` is the new value. Pulls are carried out one after the other.
   using Allocate = std::function<Memory(int parameter)>;
   void Pull(std::vector<int> parameters, bool begins_step, Allocate allocate, Done done);
   // The last pulled value, or the one pushed or set since; without data if there is none.

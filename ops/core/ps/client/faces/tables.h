@@ -19,7 +19,7 @@ class Tables {
   // `call_later` calls a function on the client's thread, after some seconds.
   Tables(ClientState* state, std::function<void(double, std::function<void()>)> call_later);
 
-  // Adds an embedding's table. Returns its id, or that of the existing table of this name.
+  // Adds an embedding's table. Returns its id, or the id of the existing table of this name.
   int Add(const std::string& name, const TableConfig& config, bool resets_slots = false);
   bool Has(int table) const { return state_->directory.Has(table); }
   int64_t width(int table) const { return state_->directory.config(table).width; }

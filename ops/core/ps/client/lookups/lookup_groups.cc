@@ -40,7 +40,7 @@ void LookupGroups::Add(const GroupKey& key, const MemberPtr& member,
     }
   }
   if (complete.empty()) return member->done(LookupCancelled());
-  // Sorted by table, not by time of arrival: the messages of all steps are alike.
+  // Sorted by table, not by time of arrival: the messages of all steps are equal.
   std::vector<TableLookup> all;
   for (const MemberPtr& each : complete) {
     std::move(each->lookups.begin(), each->lookups.end(), std::back_inserter(all));

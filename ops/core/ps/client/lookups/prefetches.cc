@@ -9,7 +9,7 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr uint64_t kMaxStepsBehind = 1;  // whose updates rows may lack
+constexpr uint64_t kMaxStepsBehind = 1;  // rows may lack updates of these steps
 
 uint64_t HashOf(const std::vector<int64_t>& ids) {
   uint64_t hash = ids.size();

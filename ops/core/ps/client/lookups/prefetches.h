@@ -40,9 +40,9 @@ class Prefetches {
   static BatchPtr Make(uint64_t owner, std::vector<TableLookup> lookups,
                        const std::vector<size_t>& widths, bool training);
   // Requests the batch; `done` is called when it has been requested. A batch waits while an earlier
-  // batch of its owner may still be used for one of its tables, but for a limited time: the earlier
-  // batch may never be used. Batches of earlier owners are given up. If a later owner has one of
-  // the tables, nothing is requested.
+  // batch of its owner may still be used for one of its tables. The wait is limited, because the
+  // earlier batch may never be used. Batches of earlier owners are given up. If a later owner has
+  // one of the tables, nothing is requested.
   void Begin(const BatchPtr& batch, ps::Done done);
   // Ends the batch's wait. If it is begun later, it fails.
   void Cancel(const BatchPtr& batch);

@@ -1,5 +1,6 @@
 // The steps that a worker has made since its last push, if it pushes every n_push steps and fetches
-// every n_fetch steps: Downpour SGD (Dean et al., "Large scale distributed deep networks", 2012).
+// every n_fetch steps. This is Downpour SGD (Dean et al., "Large scale distributed deep networks",
+// 2012).
 //
 //     n_push = 2, n_fetch = 4
 //     step    1      2      3      4      5
@@ -23,7 +24,7 @@
 
 namespace tfdist::ps {
 
-// What a push sends.
+// The contents of a push.
 struct StepContents {
   std::vector<std::pair<StepValues, Gradient>> gradients;
   std::vector<std::pair<StepValues, RowGradient>> row_gradients;
@@ -47,7 +48,7 @@ class AccumulatedSteps {
   struct Sum {
     StepValues step;
     Memory values;
-    bool owned = false;  // else the memory is that of the only gradient
+    bool owned = false;  // else the memory belongs to the only gradient
   };
   struct Rows {
     StepValues step;

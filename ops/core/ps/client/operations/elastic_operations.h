@@ -27,7 +27,7 @@ class ResolveOperation : public PlainOperation {
   std::vector<ResolveReply> replies_;  // by server
 };
 
-// What the servers know of a unit that the worker has committed.
+// The servers' state of a unit that the worker has committed.
 struct CommitOutcome {
   bool open = false;  // on some server, where other members have not committed it yet
   bool lost = false;  // by some server, which was started again

@@ -14,8 +14,8 @@
 
 namespace tfdist::ps {
 
-// With x the worker's value of a parameter and c that of the servers: c becomes c + alpha (x - c),
-// and alpha (x - c) is stored in memory of the caller's, which subtracts it from x.
+// With x the worker's value of a parameter and c the servers' value: c becomes c + alpha (x - c).
+// alpha (x - c) is stored in memory of the caller's, which subtracts it from x.
 class ExchangeOperation : public PlainOperation {
  public:
   // `moves`: memory of the parameters' sizes, for alpha (x - c). `exchanges` counts the exchanges

@@ -178,7 +178,7 @@ Status PullOperation::Complete(int parameter, Destination* destination) {
     if (before.data == nullptr) {
       return Status(StatusCode::kFailedPrecondition,
                     StrCat("parameter '", entry->parameter->name,
-                           "': what was pulled last was taken during the next pull"));
+                           "': the last pulled value was taken during the next pull"));
     }
     std::memcpy(destination->memory.data + entry->offset(), before.data + entry->offset(),
                 entry->bytes());

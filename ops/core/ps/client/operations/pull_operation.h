@@ -21,8 +21,8 @@ namespace tfdist::ps {
 //   - New memory replaces the last pulled value when all servers have answered. The shards that
 //   have
 //     not changed are then copied from the old value.
-//   - If the memory is that of the last pulled value, unchanged shards need no copy. A broken
-//     connection may then tear a shard, which the table records at once.
+//   - If the memory holds the last pulled value, unchanged shards need no copy. A broken connection
+//     may then tear a shard, which the table records at once.
 class PullOperation : public Operation {
  public:
   using Allocate = std::function<Memory(int parameter)>;

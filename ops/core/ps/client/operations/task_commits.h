@@ -22,8 +22,8 @@ class TaskCommits {
   void Add(uint64_t stream, std::vector<TaskCommit> batch);
   // The stream has ended.
   void Forget(uint64_t stream);
-  // The next `steps` steps use the next batches of the stream; those that are left of a former call
-  // use none.
+  // The next `steps` steps use the next batches of the stream; steps left from a former call use
+  // none.
   void BeginSteps(uint64_t stream, uint64_t steps);
 
   // The batch of the step that ends; empty without one. `lost`: whether the worker has lost a task
@@ -31,7 +31,7 @@ class TaskCommits {
   std::vector<TaskCommit> Take(bool* lost);
   // The server has refused a push of these records.
   void Refuse(const std::vector<TaskCommit>& batch);
-  // Refused batches, with those that were not sent, since the last call; and their leases.
+  // Refused and unsent batches since the last call, and their leases.
   uint64_t TakeRefused(std::vector<uint64_t>* leases);
 
  private:

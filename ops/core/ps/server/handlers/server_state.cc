@@ -16,7 +16,7 @@ ServerState::ServerState(const ServerOptions& server_options, uint64_t server_in
         AddEvent(Server::Event::Kind::kLog, -1,
                  StrCat(failure.message(), "; until a snapshot is written, ",
                         options.refuse_unlogged ? "pushes are refused"
-                                                : "what changes rows is lost with this process"));
+                                                : "changes of rows are lost with this process"));
       }),
       reducer(
           options.schedule.workers,
@@ -48,7 +48,7 @@ Answer ServerState::Refuse(const ClientContext& client, uint64_t id, const Statu
 Status ServerState::CheckLog() const {
   if (!options.refuse_unlogged || !log.has_lost()) return Status();
   return Status(StatusCode::kFailedPrecondition,
-                "a push, while nothing keeps what it changes (durability='refuse'): the log of "
+                "a push, while nothing keeps its changes (durability='refuse'): the log of "
                 "rows cannot be written, as the server's own messages say; pushes are taken again "
                 "once a snapshot is written");
 }

@@ -203,7 +203,7 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
         Status(StatusCode::kInvalidArgument, "a push of data tasks that does not say so"));
   }
   if (push.of_tasks && state_.elastic()) {
-    // What a unit has trained could not be taken back.
+    // The training of a unit could not be undone.
     return state_.Refuse(client, id, InvalidArgument("a push of data tasks in an elastic job"));
   }
   Pusher pusher{static_cast<uint32_t>(rank), 0, push.sequence};

@@ -62,7 +62,7 @@ class StepHandler {
     uint64_t clock = 0;  // once the pull may be answered
   };
 
-  // The shards' values. Those of a synchronous job are all of one clock.
+  // The shards' values, in a synchronous job all of one clock.
   Answer Gather(const ClientContext& client, uint64_t id, const PullRequest& pull, uint64_t clock);
   void CloseIfComplete();
   // Applies the open step, to which `contributions` workers have contributed, and opens the next.
