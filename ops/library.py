@@ -57,7 +57,10 @@ def library_path(directory: Path = _DIRECTORY, version: str = tf.__version__) ->
     raise OpLibraryError(f"tfdist's op library is missing: expected {path}. {_REBUILD}")
 
 
-def _load(loader: Any, path: Path) -> Any:
+_Library = TypeVar("_Library")
+
+
+def _load(loader: Callable[[str], _Library], path: Path) -> _Library:
     try:
         return loader(str(path))
     except (OSError, tf.errors.NotFoundError) as error:
@@ -167,7 +170,7 @@ class CFunctions:
         return function
 
 
-def _check(function: Any, *arguments: Any) -> None:
+def _check(function: Callable[..., int], *arguments: object) -> None:
     error = ctypes.create_string_buffer(_ERROR_BYTES)
     code = function(*arguments, error, _ERROR_BYTES)
     if code != 0:

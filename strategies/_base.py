@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeGuard
 
 import tensorflow as tf
 
 from tfdist import keras
+from tfdist._types import Nested
 from tfdist.data.iterators import positioned
 from tfdist.job import process
 from tfdist.keras import scalar_losses
@@ -25,7 +27,7 @@ class StrategyBase(tf.distribute.Strategy):
     is_of_tfdist = True
     _step_counter: StepCounter | None = None
 
-    def scope(self) -> Any:
+    def scope(self) -> contextlib.AbstractContextManager:
         """Returns a context manager in which variables and models are made for this strategy."""
         keras.repair_tf_keras()  # it may have been imported since
         return super().scope()
@@ -37,8 +39,12 @@ class StrategyBase(tf.distribute.Strategy):
         return super().num_replicas_in_sync
 
     def run(
-        self, fn: Callable, args: Sequence = (), kwargs: dict | None = None, options: Any = None
-    ) -> Any:
+        self,
+        fn: Callable,
+        args: Sequence = (),
+        kwargs: dict | None = None,
+        options: tf.distribute.RunOptions | None = None,
+    ) -> Nested:
         """As `tf.distribute.Strategy.run`; counts training steps if this task serves metrics."""
         if not process.current.counts_steps:
             return super().run(fn, args, kwargs, options)
@@ -49,7 +55,9 @@ class StrategyBase(tf.distribute.Strategy):
             self, fn, args, kwargs or {}, lambda: run(fn, args, kwargs, options)
         )
 
-    def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+    def reduce(
+        self, reduce_op: tf.distribute.ReduceOp | str, value: Nested, axis: int | None
+    ) -> Nested:
         """Reduces `value`, which may be nested, as `tf.distribute.Strategy.reduce` does.
 
         Args:
@@ -70,18 +78,24 @@ class StrategyBase(tf.distribute.Strategy):
             axis = None
         return super().reduce(reduce_op, value, axis)
 
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+    def experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
+    ) -> tf.distribute.DistributedDataset:
         """As `tf.distribute.Strategy.experimental_distribute_dataset`.
 
         `tf.train.Checkpoint` saves and restores the iterators of the result.
         """
 
-        def distribute(rest: Any) -> Any:
+        def distribute(rest: tf.data.Dataset) -> tf.distribute.DistributedDataset:
             return self._distribute(rest, options)
 
         return positioned(self, dataset, distribute, distribute(dataset))
 
-    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+    def distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+        options: tf.distribute.InputOptions | None = None,
+    ) -> tf.distribute.DistributedDataset:
         """As `tf.distribute.Strategy.distribute_datasets_from_function`.
 
         `tf.train.Checkpoint` saves and restores the iterators of the result.
@@ -89,16 +103,18 @@ class StrategyBase(tf.distribute.Strategy):
         distributed = super().distribute_datasets_from_function(dataset_fn, options)
         return positioned(self, None, lambda rest: rest, distributed)
 
-    def _distribute(self, dataset: Any, options: Any) -> Any:
+    def _distribute(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None
+    ) -> tf.distribute.DistributedDataset:
         """Distributes a dataset as TensorFlow does."""
         return super().experimental_distribute_dataset(dataset, options)
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> TypeGuard[tf.Tensor]:
     """Whether `value` is a tensor, on one replica or on each."""
     return tf.is_tensor(value) or isinstance(value, tf.distribute.DistributedValues)
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> bool:
     # Older releases of Keras reduce Python numbers with run_eagerly=True.
     return isinstance(value, numbers.Number) or (_is_tensor(value) and value.shape.rank == 0)

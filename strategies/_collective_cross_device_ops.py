@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import Gradient, Nested
 from tfdist.compression import Compression, Compressor, NoCompression
 from tfdist.internals.tensorflow import (
+    CollectiveKeys,
     Mirrored,
     cross_device_ops,
     cross_device_utils,
@@ -19,7 +20,7 @@ from tfdist.internals.tensorflow import (
 from tfdist.ops.collectives.fused import DEFAULT_BYTES_PER_PACK, name_of
 from tfdist.ops.collectives.world import world
 from tfdist.strategies._local_reduce.local_all_reduce import mirror, reduce_replicas
-from tfdist.strategies.communication_options import is_variable
+from tfdist.strategies.communication_options import CommunicationOptions, is_variable
 
 
 class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
@@ -34,7 +35,12 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
     """
 
     def __init__(
-        self, devices: Any, group_size: Any, options: Any, collective_keys: Any, communicator: Any
+        self,
+        devices: Sequence[str],
+        group_size: int,
+        options: CommunicationOptions,
+        collective_keys: CollectiveKeys,
+        communicator: ops.Communicator | None,
     ) -> None:
         super().__init__(devices, group_size, options, collective_keys)
         self._launchers = ()  # no TensorFlow collectives
@@ -81,12 +87,12 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
 
     def _all_reduce(
         self,
-        reduce_op: Any,
-        value: Any,
-        replica_id: Any,
-        options: Any,
+        reduce_op: tf.distribute.ReduceOp,
+        value: Nested,
+        replica_id: int,
+        options: CommunicationOptions,
         variables: Sequence[tf.Variable | None] | None = None,
-    ) -> Any:
+    ) -> Nested:
         options = self._options.merge(options)
         with self._on_host():
             reduced = ops.fused_all_reduce(
@@ -104,7 +110,7 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
                 reduced = [self._divided(v) for v in reduced]
         return tf.nest.pack_sequence_as(value, reduced)
 
-    def _divided(self, value: Any) -> Any:
+    def _divided(self, value: Gradient) -> Gradient:
         """A sum over all replicas, divided by their number."""
         if self._communicator is None or not self._communicator.resizable:
             return cross_device_utils.divide_by_n_tensors_or_indexed_slices(value, self._group_size)
@@ -132,7 +138,9 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
                     gathered.append(self._all_gather(local, axis, options))
         return self._mirrored(gathered)
 
-    def _all_gather(self, value: tf.Tensor, axis: Any, options: Any) -> tf.Tensor:
+    def _all_gather(
+        self, value: tf.Tensor, axis: int | tf.Tensor, options: CommunicationOptions
+    ) -> tf.Tensor:
         if isinstance(axis, int) and axis == 0:
             return ops.all_gather(
                 value,

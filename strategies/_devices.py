@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -38,7 +37,7 @@ def check_devices(strategy: str, devices: Sequence | None) -> list[str] | None:
     return names
 
 
-def check_device(strategy: str, device: Any) -> str:
+def check_device(strategy: str, device: object) -> str:
     """Checks that a device exists on this machine; as `check_devices`, for one device."""
     name = _name(device)
     if name is None:
@@ -52,7 +51,7 @@ def is_cpu(device: str) -> bool:
     return tf.DeviceSpec.from_string(device_util.canonicalize(device)).device_type == "CPU"
 
 
-def _name(device: Any) -> str | None:
+def _name(device: object) -> str | None:
     if isinstance(device, tf.config.LogicalDevice):
         return device.name
     return device if isinstance(device, str) else None

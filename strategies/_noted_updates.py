@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfdist.observe.metrics import counters
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 # For type checkers: a `tf.distribute.StrategyExtended` follows the mixin, and has no types.
 _Base: Any = object
@@ -26,7 +29,7 @@ class NotedUpdates(_Base):
         return super()._replica_ctx_update(var, fn, args, kwargs, group)
 
 
-def _note(variable: Any) -> None:
+def _note(variable: tf.Variable) -> None:
     # tf_keras's counters of batches are "trainable" integers.
     if getattr(variable, "trainable", False) and not variable.dtype.is_integer:
         counters.note_update()

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import numbers
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -25,7 +24,7 @@ from tfdist.strategies._extended.elastic_local_update import ElasticLocalUpdateE
 from tfdist.strategies._extended.local_update import LocalUpdateExtended
 from tfdist.strategies._local_updates.centre import Centre
 from tfdist.strategies._local_updates.local_updates import LocalUpdates
-from tfdist.strategies._local_updates.saved_state import LocalState
+from tfdist.strategies._local_updates.saved_state import LocalState, Values
 from tfdist.strategies.communication_options import CommunicationOptions
 from tfdist.strategies.multi_worker_mirrored_strategy import (
     MultiWorkerMirroredStrategy,
@@ -113,7 +112,7 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         if elastic is not None or (cluster.is_local and min_contributors is not None):
             _check_elastic(rule, method)
         if elastic is not None:
-            extended: Any = ElasticLocalUpdateExtended(
+            extended: LocalUpdateExtended = ElasticLocalUpdateExtended(
                 self, cluster, cluster_resolver, options, elastic
             )
         else:
@@ -162,7 +161,7 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         """
         local, kept = self.extended.local_updates, list(variables)
 
-        def restore(values: Any) -> None:
+        def restore(values: Values) -> None:
             if local.is_trained(kept):
                 # The checkpoint restores the model's variables after this.
                 raise ValueError(
@@ -178,14 +177,14 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         return self.extended.local_updates.residuals()
 
 
-def _check_arguments(sync_every: Any, rule: Any, warmup_steps: Any, slots: Any) -> None:
-    def check(name: str, value: Any, expected: str, holds: bool) -> None:
+def _check_arguments(sync_every: int, rule: Rule | None, warmup_steps: int, slots: str) -> None:
+    def check(name: str, value: object, expected: str, holds: bool) -> None:
         if not holds:
             raise ValueError(
                 f"LocalUpdateStrategy: expected {name} to be {expected}, received {value!r}"
             )
 
-    def is_integer(value: Any) -> bool:
+    def is_integer(value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
 
     at_least_1 = is_integer(sync_every) and sync_every >= 1

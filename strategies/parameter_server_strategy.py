@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -95,7 +95,7 @@ class ParameterServerStrategy(StrategyBase):
     """
 
     @property
-    def _cluster_coordinator(self) -> Any:
+    def _cluster_coordinator(self) -> NoReturn:
         """`tf.distribute.coordinator.ClusterCoordinator` reads this attribute of a strategy."""
         raise ClusterConfigError(
             "ClusterCoordinator: expected TensorFlow's own ParameterServerStrategy, received "

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 _thread = threading.local()
 
 
 @contextlib.contextmanager
-def alone(communicator: Any, who: str) -> Iterator[None]:
+def alone(communicator: object, who: str) -> Iterator[None]:
     """Within it this thread may not make collectives of a communicator.
 
     Args:
@@ -35,7 +34,7 @@ def is_alone() -> bool:
     return bool(_works())
 
 
-def expect_all(communicator: Any, call: str) -> None:
+def expect_all(communicator: object, call: str) -> None:
     """Refuses a call of all workers in the work of one.
 
     Args:
@@ -50,5 +49,5 @@ def expect_all(communicator: Any, call: str) -> None:
             raise ValueError(f"{who}: {call} needs all workers")
 
 
-def _works() -> tuple[tuple[Any, str], ...]:
+def _works() -> tuple[tuple[object, str], ...]:
     return getattr(_thread, "works", ())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist import _providers
+from tfdist._types import Nested, TensorsLike
 from tfdist.ops.collectives import collective_keys
 from tfdist.ops.collectives.alone import expect_all
 from tfdist.ops.collectives.communicator import Communicator
@@ -36,7 +36,7 @@ def resolve(communicator: Communicator | None, api_name: str) -> Communicator:
     return _providers.provider("default_communicator")(api_name)
 
 
-def attributes(communicator: Communicator, label: str, timeout: float | None) -> dict[str, Any]:
+def attributes(communicator: Communicator, label: str, timeout: float | None) -> dict[str, object]:
     """Returns the attributes that every collective op has.
 
     Raises:
@@ -52,13 +52,13 @@ def attributes(communicator: Communicator, label: str, timeout: float | None) ->
     }
 
 
-def as_list(tensors: Any) -> list[tf.Tensor]:
+def as_list(tensors: TensorsLike) -> list[tf.Tensor]:
     """Returns one tensor or several as a list of tensors."""
     many = tensors if isinstance(tensors, list | tuple) else [tensors]
     return [tf.convert_to_tensor(tensor) for tensor in many]
 
 
-def like(tensors: Any, results: list[Any]) -> Any:
+def like(tensors: TensorsLike, results: list[tf.Tensor]) -> Nested:
     """Returns the results as a list if `tensors` were several, else the only one."""
     return results if isinstance(tensors, list | tuple) else results[0]
 

@@ -5,7 +5,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import tensorflow as tf
 
@@ -111,7 +111,16 @@ class CommunicationStats:
 _by_handle: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
-def descriptions() -> list[dict[str, Any]]:
+class CommunicatorEntry(TypedDict):
+    """A communicator in the flight recorder's dumps; see `descriptions`."""
+
+    rank: int
+    size: int
+    failure: str | None
+    waiting: str | None
+
+
+def descriptions() -> list[CommunicatorEntry]:
     """Returns the open communicators of this process, for the flight recorder; the oldest first.
 
     Each has its "rank" and "size", and as sentences or `None` the "failure" that ended it and what
@@ -266,7 +275,7 @@ class Communicator:
             return True
         return False
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CommunicatorEntry:
         """Returns its entry of `descriptions`."""
         failure = None
         try:
@@ -386,5 +395,5 @@ class Communicator:
     def __enter__(self) -> "Communicator":
         return self
 
-    def __exit__(self, *exc_info: Any) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from tfdist._types import Nested, TensorLike, TensorsLike
 from tfdist.ops import library
 from tfdist.ops.collectives.calls import as_list, attributes, like, reduced_by_dtype, resolve
 from tfdist.ops.collectives.communicator import Communicator
@@ -14,12 +13,12 @@ from tfdist.ops.collectives.scaling import check_factor, scaled
 
 
 def all_gather(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     *,
     label: str = "all_gather",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Concatenates every rank's tensor along the first dimension, in rank order.
 
     Args:
@@ -57,13 +56,13 @@ def all_gather(
 
 
 def gather(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     root: int = 0,
     *,
     label: str = "gather",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Concatenates every rank's tensor along the first dimension, on rank `root` alone.
 
     Args:
@@ -90,13 +89,13 @@ def gather(
 
 
 def scatter(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     root: int = 0,
     *,
     label: str = "scatter",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Distributes the rows of a tensor on rank `root` over all ranks.
 
     Rank 0 gets the first rows. If the rows do not divide evenly, the first ranks get one row more
@@ -130,7 +129,7 @@ def scatter(
 
 
 def reduce_scatter(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     reduce_op: str = "sum",
     *,
@@ -138,7 +137,7 @@ def reduce_scatter(
     postscale_factor: float = 1.0,
     label: str = "reduce_scatter",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Reduces tensors over all ranks and gives each rank its part of the rows.
 
     Rank 0 gets the first rows. If the rows do not divide evenly, the first ranks get one row more
@@ -178,13 +177,13 @@ def reduce_scatter(
 
 
 def all_to_all(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
-    splits: Any = None,
+    splits: TensorLike | None = None,
     *,
     label: str = "all_to_all",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Sends a part of a tensor's rows to each rank; concatenates received rows in rank order.
 
     Args:
@@ -236,7 +235,7 @@ def _equally() -> tf.Tensor:
     return tf.zeros([0, 0], tf.int64)
 
 
-def _lines(tensors: Any, splits: Any, communicator: Communicator) -> tf.Tensor:
+def _lines(tensors: TensorsLike, splits: TensorLike, communicator: Communicator) -> tf.Tensor:
     """The splits of all tensors as int64 of shape `[size, number of tensors]`."""
     several = isinstance(tensors, list | tuple)
     columns = splits if several else [splits]

@@ -24,7 +24,6 @@ differentiate through it, even a rank that does not use the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -161,11 +160,11 @@ for _name in (
     tf.no_gradient(_name)
 
 
-def _communicator(op: Any) -> Communicator:
+def _communicator(op: tf.Operation) -> Communicator:
     return Communicator.of(op.get_attr("communicator"))
 
 
-def _attributes(op: Any) -> dict:
+def _attributes(op: tf.Operation) -> dict:
     handle = op.get_attr("communicator")
     return {
         "communicator": handle,
@@ -175,17 +174,19 @@ def _attributes(op: Any) -> dict:
     }
 
 
-def _reduce_op(op: Any) -> str:
+def _reduce_op(op: tf.Operation) -> str:
     return tf.compat.as_str(op.get_attr("reduce_op"))
 
 
-def _all_reduced(op: Any, tensors: Sequence[tf.Tensor], reduce_op: str) -> Sequence[tf.Tensor]:
+def _all_reduced(
+    op: tf.Operation, tensors: Sequence[tf.Tensor], reduce_op: str
+) -> Sequence[tf.Tensor]:
     return library.graph_ops().tfdist_all_reduce(
         inputs=tensors, reduce_op=reduce_op, **_attributes(op)
     )
 
 
-def _shared(op: Any, upstream: Sequence[tf.Tensor], spread: Callable) -> list[tf.Tensor]:
+def _shared(op: tf.Operation, upstream: Sequence[tf.Tensor], spread: Callable) -> list[tf.Tensor]:
     """A rank's gradients of a reduction; `spread` sends the reduction's outputs to all ranks."""
     reduce_op = _reduce_op(op)
     if reduce_op == "sum":
@@ -197,7 +198,7 @@ def _shared(op: Any, upstream: Sequence[tf.Tensor], spread: Callable) -> list[tf
 
 
 def _selected(
-    op: Any, reduce_op: str, upstream: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
+    op: tf.Operation, reduce_op: str, upstream: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """A rank's gradients of a minimum, maximum or product.
 
@@ -225,7 +226,7 @@ def _selected(
     ]
 
 
-def _filled(op: Any, grads: Sequence) -> list[tf.Tensor]:
+def _filled(op: tf.Operation, grads: Sequence) -> list[tf.Tensor]:
     """The gradients as dense tensors, with zeros where TensorFlow has `None`."""
     return [
         tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
@@ -233,13 +234,15 @@ def _filled(op: Any, grads: Sequence) -> list[tf.Tensor]:
     ]
 
 
-def _divided(op: Any, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _divided(op: tf.Operation, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     _, size = world(_communicator(op))
     return [gradient / tf.cast(size, gradient.dtype) for gradient in gradients]
 
 
 def _by_dtype(
-    op: Any, grads: Sequence, back: Callable[[list[int], list[tf.Tensor]], Sequence[tf.Tensor]]
+    op: tf.Operation,
+    grads: Sequence,
+    back: Callable[[list[int], list[tf.Tensor]], Sequence[tf.Tensor]],
 ) -> list[tf.Tensor | None]:
     """Calls `back` for the tensors of each dtype that has gradients."""
     results: list[tf.Tensor | None] = [None] * len(grads)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from tfdist._types import Nested, TensorsLike
 from tfdist.ops import library
 from tfdist.ops.collectives.calls import (
     as_list,
@@ -35,7 +34,7 @@ REDUCIBLE = (
 
 
 def all_reduce(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     reduce_op: str = "sum",
     *,
@@ -43,7 +42,7 @@ def all_reduce(
     postscale_factor: float = 1.0,
     label: str = "all_reduce",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Reduces tensors over all ranks, a list of them in one fused pass without packing.
 
     Large tensors use a ring: every rank sends 2(N-1)/N of the bytes (Patarasuk and Yuan, 2009).
@@ -105,14 +104,14 @@ def all_reduce(
 
 
 def reduce(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     root: int = 0,
     reduce_op: str = "sum",
     *,
     label: str = "reduce",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Reduces tensors over all ranks, for rank `root` alone.
 
     Args:
@@ -144,13 +143,13 @@ def reduce(
 
 
 def broadcast(
-    tensors: Any,
+    tensors: TensorsLike,
     communicator: Communicator | None = None,
     root: int = 0,
     *,
     label: str = "broadcast",
     timeout: float | None = None,
-) -> Any:
+) -> Nested:
     """Sends the values that tensors have on rank `root` to every rank.
 
     On the root it ends when all ranks have started it, so that a mismatch with another rank raises
@@ -217,7 +216,7 @@ def join(
     *,
     label: str = "join",
     timeout: float | None = None,
-) -> Any:
+) -> int | tf.Tensor:
     """Takes part in the collectives of the other ranks, without data, until all ranks have joined.
 
     For a rank that has run out of data before the others, like Horovod's `join`. The rank
@@ -241,7 +240,7 @@ def join(
     return last if tf.is_symbolic_tensor(last) else int(last)
 
 
-def reducible(tensors: Any, reduce_op: str, api_name: str) -> list[tf.Tensor]:
+def reducible(tensors: TensorsLike, reduce_op: str, api_name: str) -> list[tf.Tensor]:
     """Returns tensors as a list after checking that they can be reduced by `reduce_op`.
 
     Raises:

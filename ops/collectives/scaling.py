@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import Gradient
 
-def check_factor(factor: Any, name: str, api_name: str) -> None:
+
+def check_factor(factor: object, name: str, api_name: str) -> None:
     """Checks that a scaling factor is a finite number.
 
     Args:
@@ -47,7 +48,7 @@ def scaled(values: list, factor: float, api_name: str) -> list:
     return [_scaled(value, float(factor), api_name) for value in values]
 
 
-def _scaled(value: Any, factor: float, api_name: str) -> Any:
+def _scaled(value: Gradient, factor: float, api_name: str) -> Gradient:
     if isinstance(value, tf.IndexedSlices):
         rows = _scaled(value.values, factor, api_name)
         return tf.IndexedSlices(rows, value.indices, value.dense_shape)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.ops import library
 from tfdist.ops.ps.client_c_api import CLIENT
+from tfdist.ops.ps.variable_handles import ParameterHandle
 
 # Leases that one call returns; the others expire.
 _MAX_REFUSED = 4096
@@ -63,7 +63,7 @@ class Commits:
         """
         CLIENT.begin_unit(self.handle, number)
 
-    def commit(self, variables: Sequence[Any]) -> tf.Operation | None:
+    def commit(self, variables: Sequence[ParameterHandle]) -> tf.Operation | None:
         """Tells the servers that this worker has done the unit of work whose gradients it pushed.
 
         They apply the unit's gradients once all members have said so.

@@ -12,7 +12,7 @@ from tfdist.ops import library
 from tfdist.ops.ps.client_c_api import CLIENT
 from tfdist.ops.ps.dtypes import DTYPES
 from tfdist.ops.ps.optimizer_config import OptimizerConfig
-from tfdist.ops.ps.variable_handles import attributes_of
+from tfdist.ops.ps.variable_handles import ParameterHandle, attributes_of
 
 
 class ServerParameters:
@@ -86,14 +86,14 @@ class ServerParameters:
         )
         return tf.ensure_shape(result, value.shape)
 
-    def pull(self, variables: Sequence[Any], begins_step: bool) -> tf.Operation | None:
+    def pull(self, variables: Sequence[ParameterHandle], begins_step: bool) -> tf.Operation | None:
         """Brings variables up to date; with `begins_step` a step begins."""
         return library.graph_ops().tfdist_ps_pull(
             **attributes_of(self.handle, variables), begins_step=begins_step
         )
 
     def push(
-        self, variables: Sequence[Any], ends_step: bool = True, waits: bool = False
+        self, variables: Sequence[ParameterHandle], ends_step: bool = True, waits: bool = False
     ) -> tf.Operation | None:
         """Sends the staged gradients and the variables' deltas.
 
@@ -109,7 +109,7 @@ class ServerParameters:
             **attributes_of(self.handle, variables), ends_step=ends_step, waits=waits
         )
 
-    def set(self, variables: Sequence[Any], write: bool) -> tf.Operation | None:
+    def set(self, variables: Sequence[ParameterHandle], write: bool) -> tf.Operation | None:
         """Writes the variables' values to the servers; without `write`, drops pulled values."""
         return library.graph_ops().tfdist_ps_set(
             **attributes_of(self.handle, variables), write=write
@@ -117,7 +117,7 @@ class ServerParameters:
 
     def stage(
         self,
-        variables: Sequence[Any],
+        variables: Sequence[tf.Variable],
         gradients: Sequence[tf.Tensor | tf.IndexedSlices],
         learning_rate: tf.Tensor,
         step: tf.Tensor,

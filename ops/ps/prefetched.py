@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist.ops.ps.client import ParameterClient
+from tfdist.ops.ps.variable_handles import TableHandle
 
 # TensorFlow's own buffer: the batch that waits for its request, and the requested one.
 _BUFFER = 2
@@ -15,7 +15,7 @@ _BUFFER = 2
 
 def prefetched(
     dataset: tf.data.Dataset,
-    lookups_of: Callable[..., tuple[ParameterClient, Sequence[Any], Sequence[tf.Tensor]]],
+    lookups_of: Callable[..., tuple[ParameterClient, Sequence[TableHandle], Sequence[tf.Tensor]]],
     training: bool = True,
 ) -> tf.data.Dataset:
     """Returns the dataset, which requests the rows of each batch one step before its use.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import enum
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist.ops import library
 from tfdist.ops.ps.client_c_api import CLIENT
 from tfdist.ops.ps.table_config import TableConfig
+from tfdist.ops.ps.variable_handles import TableHandle
 
 
 class EditKind(enum.IntEnum):
@@ -56,7 +56,7 @@ class Tables:
 
     def lookup(
         self,
-        tables: Sequence[Any],
+        tables: Sequence[TableHandle],
         ids: Sequence[tf.Tensor],
         training: bool,
         group: tuple[int, int] = (0, 0),
@@ -90,7 +90,7 @@ class Tables:
         CLIENT.set_lookup_group(self.handle, group, level, size)
 
     def prefetch(
-        self, tables: Sequence[Any], ids: Sequence[tf.Tensor], training: bool = True
+        self, tables: Sequence[TableHandle], ids: Sequence[tf.Tensor], training: bool = True
     ) -> tf.Operation | None:
         """Requests the rows that a lookup of exactly these ids will need in the next step.
 
@@ -111,7 +111,7 @@ class Tables:
         )
 
     def edit(
-        self, table: Any, kind: EditKind, ids: tf.Tensor, rows: tf.Tensor
+        self, table: TableHandle, kind: EditKind, ids: tf.Tensor, rows: tf.Tensor
     ) -> tf.Operation | None:
         """Changes rows outside of a step; done when the servers have acknowledged it.
 
@@ -136,7 +136,7 @@ class Tables:
             kind=int(kind),
         )
 
-    def find(self, table: Any, ids: tf.Tensor, values: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    def find(self, table: TableHandle, ids: tf.Tensor, values: bool) -> tuple[tf.Tensor, tf.Tensor]:
         """Tells which ids have a row. Creates no rows and does not count as a use.
 
         Args:
@@ -157,7 +157,7 @@ class Tables:
             values=values,
         )
 
-    def size(self, table: Any) -> tf.Tensor:
+    def size(self, table: TableHandle) -> tf.Tensor:
         """Returns a table's number of rows on all servers together, int64."""
         return library.graph_ops().tfdist_ps_table_size(
             variable=table.handle, client=self.handle, table=table.table
@@ -180,7 +180,7 @@ class Tables:
 
     def stage(
         self,
-        tables: Sequence[Any],
+        tables: Sequence[TableHandle],
         ids: Sequence[tf.Tensor],
         gradients: Sequence[tf.Tensor],
         learning_rates: Sequence[tf.Tensor],
@@ -207,7 +207,7 @@ class Tables:
         )
 
 
-def _wire_dtypes(tables: Sequence[Any]) -> list[tf.DType]:
+def _wire_dtypes(tables: Sequence[TableHandle]) -> list[tf.DType]:
     return [getattr(table, "wire_dtype", tf.float32) for table in tables]
 
 

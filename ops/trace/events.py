@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -48,6 +48,43 @@ class _Event(ctypes.Structure):
         ("detail", ctypes.c_char * 64),
         ("error", ctypes.c_char * 64),
     ]
+
+
+class EventFields(TypedDict):
+    """The fields of `Event` in core/trace/event.h that are alike in all readings."""
+
+    sequence: int
+    communicator: int
+    key: int
+    number: int
+    signature: int
+    bytes: int
+    elements: int
+    submitted: int
+    started: int
+    ended: int
+    rank: int
+    size: int
+    peer: int
+    operation: str
+    dtype: str
+    name: str
+    detail: str
+    error: str
+
+
+class RecordedEvent(EventFields):
+    """An event as an object for JSON."""
+
+    kind: str
+    state: str
+
+
+class RingEvent(EventFields):
+    """An event as the ring holds it."""
+
+    kind: int
+    state: int
 
 
 _FORMATS = {ctypes.c_uint64: "Q", ctypes.c_int32: "i", ctypes.c_uint8: "B"}
@@ -95,7 +132,7 @@ class Reading:
       lost: the number of events from the cursor on that later ones have overwritten.
     """
 
-    events: list[dict[str, Any]]
+    events: list[RecordedEvent]
     next: int
     lost: int
 
@@ -234,8 +271,8 @@ def take_failures() -> set[str]:
     return {name for bit, name in enumerate(("timeout", "mismatch", "lost")) if mask >> bit & 1}
 
 
-def _as_dict(event: _Event) -> dict[str, Any]:
-    fields = {name: getattr(event, name) for name in _NAMES}
+def _as_dict(event: _Event) -> RecordedEvent:
+    fields: Any = {name: getattr(event, name) for name in _NAMES}
     for name in ("operation", "dtype", "name", "detail", "error"):
         fields[name] = fields[name].decode(errors="replace")
     fields["kind"] = _KINDS[event.kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -75,7 +75,11 @@ class ElasticExtended(MultiWorkerMirroredExtended):
         self._elastic = elastic
         super().__init__(strategy, cluster, cluster_resolver, options)
 
-    def _initialize_strategy(self, cluster_resolver: Any, devices: Any) -> None:
+    def _initialize_strategy(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
+        devices: Sequence[str] | None,
+    ) -> None:
         # For TensorFlow this worker is alone.
         self._initialize_local(cluster_resolver, devices=devices)
         description = {

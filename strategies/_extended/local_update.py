@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import Nested
 from tfdist.errors import ClusterConfigError
 
 # As for MultiWorkerMirroredStrategy, this strategy's base.
@@ -23,7 +25,7 @@ from tfdist.strategies._extended.multi_worker_mirrored import (
     is_end_of_data_check,
 )
 from tfdist.strategies._local_updates.local_updates import LocalUpdates
-from tfdist.strategies.communication_options import is_variable
+from tfdist.strategies.communication_options import CommunicationOptions, is_variable
 
 
 class LocalUpdateExtended(MultiWorkerMirroredExtended):
@@ -31,14 +33,14 @@ class LocalUpdateExtended(MultiWorkerMirroredExtended):
 
     local_updates: LocalUpdates
 
-    def __init__(self, strategy: Any, *args: Any) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, *args: Any) -> None:
         super().__init__(strategy, *args)
         if len(self.worker_devices) != 1:
             raise ClusterConfigError(
                 "LocalUpdateStrategy: expected one device on every worker, but this one has "
                 f"{len(self.worker_devices)}: {', '.join(self.worker_devices)}"
             )
-        self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._functions: weakref.WeakKeyDictionary[Callable, Callable] = weakref.WeakKeyDictionary()
 
     def _create_variable(self, next_creator, **kwargs):
         variable = super()._create_variable(next_creator, **kwargs)
@@ -63,7 +65,7 @@ class LocalUpdateExtended(MultiWorkerMirroredExtended):
         with self.local_updates.step(_rows((args, kwargs))):
             return self._run_replica(fn, args, kwargs)
 
-    def _run_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+    def _run_replica(self, fn: Callable, args: tuple, kwargs: dict) -> Nested:
         # Not in a thread, as TensorFlow does for several replicas: they may not update variables
         # in a branch, which a worker without rows needs.
         replica_id = self._get_replica_id_in_sync_group(0)
@@ -87,7 +89,9 @@ class LocalUpdateExtended(MultiWorkerMirroredExtended):
             return value
         return self._has_more_data(value, destinations, options)
 
-    def _has_more_data(self, value: tf.Tensor, destinations: Any, options: Any) -> tf.Tensor:
+    def _has_more_data(
+        self, value: tf.Tensor, destinations: tf.Tensor | str, options: CommunicationOptions
+    ) -> tf.Tensor:
         """Whether any worker has more data, int64[1, 1], by their last exchange.
 
         Without a known length of the data they would have to ask in each step. They ask once in a
@@ -120,7 +124,7 @@ class LocalUpdateExtended(MultiWorkerMirroredExtended):
         return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
 
 
-def _is_statistic(variable: Any) -> bool:
+def _is_statistic(variable: object) -> bool:
     """Whether a worker updates a variable by itself, of which the model has the mean."""
     return (
         isinstance(variable, SyncOnReadVariable)
@@ -129,7 +133,7 @@ def _is_statistic(variable: Any) -> bool:
     )
 
 
-def _rows(arguments: Any) -> tf.Tensor:
+def _rows(arguments: Nested) -> tf.Tensor:
     """The rows of a step, float64[]: of the first tensor that has any dimension."""
     for leaf in tf.nest.flatten(arguments):
         if isinstance(leaf, tf.RaggedTensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -44,7 +44,7 @@ from tfdist.strategies._variables.table_variable import TableVariable
 from tfdist.strategies.communication_options import CommunicationOptions, for_gradients
 
 
-def _label(reduce_op: ReduceOp, value: Any) -> str | None:
+def _label(reduce_op: ReduceOp, value: tf.Tensor) -> str | None:
     """A reduction's label in error messages, if the tensor's name would not explain it."""
     if isinstance(value, SyncOnReadVariable):
         name = value.name.partition(":")[0]
@@ -52,7 +52,7 @@ def _label(reduce_op: ReduceOp, value: Any) -> str | None:
     return "end-of-data check" if is_end_of_data_check(reduce_op, value) else None
 
 
-def is_end_of_data_check(reduce_op: ReduceOp, value: Any) -> bool:
+def is_end_of_data_check(reduce_op: ReduceOp, value: tf.Tensor) -> bool:
     """Whether TensorFlow's distributed datasets ask if any worker has more data."""
     return (
         reduce_op == ReduceOp.SUM
@@ -92,7 +92,11 @@ class MultiWorkerMirroredExtended(
         """The gradients that optimizers clip: "sum" or "replica"."""
         return self._communication_options.clip
 
-    def _initialize_strategy(self, cluster_resolver: Any, devices: Any) -> None:
+    def _initialize_strategy(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
+        devices: Sequence[str] | None,
+    ) -> None:
         if self._cluster.rank is None or self._cluster.world_size == 1:
             self._initialize_local(cluster_resolver, devices=devices)
         else:
@@ -105,7 +109,9 @@ class MultiWorkerMirroredExtended(
             devices = tuple(f"{worker_device}/device:CPU:{i}" for i in range(len(logical)))
         return devices, device_type
 
-    def _initialize_multi_worker(self, cluster_resolver: Any) -> None:
+    def _initialize_multi_worker(
+        self, cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver
+    ) -> None:
         cluster = self._cluster
         local_devices, self._local_device_type = self._initialize_local_devices(
             cluster_resolver, worker_device=""

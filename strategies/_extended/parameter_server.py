@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdist._types import KerasOptimizer
 from tfdist.config.cluster import Cluster
 
 # See multi_worker_mirrored_strategy.py for why TensorFlow's internals are needed.
@@ -46,7 +47,7 @@ class ParameterServerExtended(
         self.config = config
         self.ps_optimizer = ps_optimizer
         # By id, each optimizer seen so far, and whether the servers run it.
-        self.optimizer_places: dict[int, tuple[Any, bool]] = {}
+        self.optimizer_places: dict[int, tuple[KerasOptimizer, bool]] = {}
         self._cluster = cluster
 
     def _create_variable(self, next_creator, **kwargs):
@@ -57,7 +58,13 @@ class ParameterServerExtended(
                 return next_creator(**kwargs)
             return self._create_shared(next_creator, name, like, kwargs)
 
-    def _create_shared(self, next_creator: Any, name: str, like: Any, kwargs: dict) -> tf.Variable:
+    def _create_shared(
+        self,
+        next_creator: Callable[..., tf.Variable],
+        name: str,
+        like: tf.Variable | None,
+        kwargs: dict,
+    ) -> tf.Variable:
         eager = tf.compat.v1.executing_eagerly_outside_functions()
         graph = None if eager else tf.compat.v1.get_default_graph()
         name = self.parameters.unique_name(name, graph)

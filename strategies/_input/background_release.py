@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import DistributedData
 from tfdist.internals.tensorflow import OwnedMultiDeviceIterator, input_lib
 from tfdist.ops.local.release import hold, release
 
@@ -61,12 +62,12 @@ class _DistributedDatasetsFromFunction(_Distributed, input_lib.DistributedDatase
     of_tensorflow = input_lib.DistributedDatasetsFromFunction
 
 
-_CLASSES: dict[type, Any] = {
+_CLASSES: dict[type, type[_Distributed]] = {
     kind.of_tensorflow: kind for kind in (_DistributedDataset, _DistributedDatasetsFromFunction)
 }
 
 
-def _followed(distributed: Any) -> Any:
+def _followed(distributed: DistributedData) -> DistributedData:
     """Returns the same dataset as a class that follows its iterators; another kind unchanged."""
     kind = _CLASSES.get(type(distributed))
     if kind is None:
@@ -80,10 +81,12 @@ class _Releaser:
     """The thread that has iterators destroyed, each by a thread of its own: one may wait long."""
 
     def __init__(self) -> None:
-        self._ended: queue.SimpleQueue[list[tuple[tf.Tensor, Any]]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[list[tuple[tf.Tensor, tf.data.Dataset | None]]] = (
+            queue.SimpleQueue()
+        )
         self._pid = 0
 
-    def follow(self, iterator: Any) -> None:
+    def follow(self, iterator: tf.data.Iterator) -> None:
         """Destroys what a tf.data iterator holds, once nothing refers to the iterator."""
         found = [iterator]
         if isinstance(iterator, OwnedMultiDeviceIterator):
@@ -112,7 +115,7 @@ class _Releaser:
             del arguments, thread
 
 
-def _destroy(held: list[tuple[tf.Tensor, Any]]) -> None:
+def _destroy(held: list[tuple[tf.Tensor, tf.data.Dataset | None]]) -> None:
     """Destroys iterators, one after the other, each before its dataset."""
     while held:
         resource, dataset = held.pop(0)
@@ -122,7 +125,7 @@ def _destroy(held: list[tuple[tf.Tensor, Any]]) -> None:
         del dataset
 
 
-def _resource(iterator: Any) -> tf.Tensor:
+def _resource(iterator: tf.data.Iterator) -> tf.Tensor:
     if isinstance(iterator, OwnedMultiDeviceIterator):
         return iterator._multi_device_iterator_resource
     return iterator._iterator_resource

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.config.cluster import Cluster
 from tfdist.data.pipeline import tracked
 from tfdist.data.shares import rows_of
+from tfdist.data.strategies import InputSettings
 from tfdist.internals.tensorflow import input_ops
 from tfdist.ops.ps.prefetched import before_asking
 
@@ -63,7 +64,7 @@ def _cut(whole: tf.data.Dataset, workers: int, rank: int) -> tf.data.Dataset:
     return whole.map(lambda batch: rows_of(batch, workers, rank))
 
 
-def _tracked(data: Any) -> Any:
+def _tracked(data: tf.data.Dataset | Callable) -> tf.data.Dataset | Callable:
     """Counts the records of data tasks; an input_fn may also return a function."""
     return before_asking(data, tracked) if isinstance(data, tf.data.Dataset) else data
 
@@ -94,7 +95,7 @@ class SharedInput(_Base):
             self._share_input, self._prepare_input = before
 
     @property
-    def input_settings(self) -> dict[str, Any]:
+    def input_settings(self) -> InputSettings:
         """The arguments of `input` that hold now."""
         return {"shared": self._share_input, "prepare": self._prepare_input}
 
@@ -109,7 +110,7 @@ class SharedInput(_Base):
         """Whether a batch of a distributed dataset is split between the workers."""
         return self._num_replicas_in_sync > 1
 
-    def deals_out(self, dataset: Any) -> bool:
+    def deals_out(self, dataset: object) -> bool:
         """Whether workers share `dataset` by whole batches, so that each has fewer of them."""
         return not (
             self.shares_batches or (isinstance(dataset, tf.data.Dataset) and is_whole(dataset))

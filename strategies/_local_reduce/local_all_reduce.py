@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -103,7 +102,7 @@ def completed_pairs(
     return pairs
 
 
-def resolved_destination(destination: Any, devices: Sequence[str]) -> Any:
+def resolved_destination(destination: tf.Tensor | str, devices: Sequence[str]) -> tf.Tensor | str:
     """Returns the destination, or the first of `devices` if it has an empty device."""
     device = destination if isinstance(destination, str) else getattr(destination, "device", None)
     return devices[0] if device == "" else destination
@@ -120,7 +119,7 @@ def mirror(values: Sequence, devices: Sequence[str]) -> list:
 
 
 def reduce_replicas(
-    reduce_op: Any, values: Sequence[Sequence]
+    reduce_op: tf.distribute.ReduceOp, values: Sequence[Sequence]
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduces each of `values` over the replicas, on the current device.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import KerasOptimizer, KerasVariable
 from tfdist.rules import Rule
 from tfdist.strategies._local_updates.centre import Centre, CentreVariable
 from tfdist.strategies._local_updates.group import Group, without_strategy
@@ -26,7 +27,12 @@ class AsynchronousGroup(Group):
     """
 
     def __init__(
-        self, optimizer: Any, variables: Sequence[Any], rule: Rule, workers: int, centre: Centre
+        self,
+        optimizer: KerasOptimizer,
+        variables: Sequence[KerasVariable],
+        rule: Rule,
+        workers: int,
+        centre: Centre,
     ) -> None:
         super().__init__(optimizer, variables, rule, workers, "keep")
         self._centre = centre

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import tensorflow as tf
+
+from tfdist.strategies._local_updates.saved_state import Values
 
 _SLOT = re.compile(r"(fragment/0/)?slot/(\d+)")
 
@@ -26,11 +27,11 @@ class FormerOptimizer:
 
     name = "the optimizer of a checkpoint"
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: Values) -> None:
         found = [(match[2], v) for k, v in values.items() if (match := _SLOT.fullmatch(k))]
         self.variables = [tf.Variable(value) for _, value in sorted(found, key=_number)]
         self.are_reset = tf.Variable(False)
 
 
-def _number(found: tuple[str, Any]) -> int:
+def _number(found: tuple[str, object]) -> int:
     return int(found[0])

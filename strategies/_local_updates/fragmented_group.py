@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._types import Gradient, KerasOptimizer, KerasVariable
 from tfdist.rules import Rule
 from tfdist.strategies._local_updates.group import Group
 
@@ -27,7 +28,12 @@ class FragmentedGroup:
     """
 
     def __init__(
-        self, optimizer: Any, variables: Sequence[Any], rule: Rule, workers: int, fragments: int
+        self,
+        optimizer: KerasOptimizer,
+        variables: Sequence[KerasVariable],
+        rule: Rule,
+        workers: int,
+        fragments: int,
     ) -> None:
         if fragments > len(variables):
             raise ValueError(
@@ -35,7 +41,7 @@ class FragmentedGroup:
                 f"variables that {optimizer.name!r} trains, received {fragments}"
             )
         self.rounds: list[Any] = []  # rounds that live as long as this group
-        self.restored: dict[str, Any] = {}  # the values that it has begun with
+        self.restored: dict[str, np.ndarray] = {}  # the values that it has begun with
         self.variables = list(variables)
         bounds = fragment_bounds([int(np.prod(v.shape)) for v in variables], fragments)
         self.fragments = [
@@ -53,7 +59,7 @@ class FragmentedGroup:
         for fragment in self.fragments:
             fragment.begin()
 
-    def gradient(self, variable: Any, gradient: Any) -> Any:
+    def gradient(self, variable: KerasVariable, gradient: Gradient) -> Gradient:
         """The worker's own gradient."""
         return gradient
 

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from tfdist._types import Gradient, KerasOptimizer, KerasVariable
+
 # The mode in which there is no strategy.
 from tfdist.internals.tensorflow import DistributedVariable, distribute_lib
 from tfdist.rules import Rule
@@ -34,10 +36,15 @@ class Group:
     """
 
     def __init__(
-        self, optimizer: Any, variables: Sequence[Any], rule: Rule, workers: int, slots: str
+        self,
+        optimizer: KerasOptimizer,
+        variables: Sequence[KerasVariable],
+        rule: Rule,
+        workers: int,
+        slots: str,
     ) -> None:
         self.rounds: list[Any] = []  # rounds that live as long as this group
-        self.restored: dict[str, Any] = {}  # the values that it has begun with
+        self.restored: dict[str, np.ndarray] = {}  # the values that it has begun with
         self.variables = list(variables)
         self._values = [component(variable) for variable in variables]
         self._rule = rule
@@ -46,10 +53,10 @@ class Group:
         # The averaged variables of the optimizer.
         self.slots = [component(v) for v in own] if slots == "average" else []
         self._reset = [component(v) for v in own] if slots == "reset" else []
-        self._initial: list[Any] = []
+        self._initial: list[np.ndarray | bool] = []
         without_strategy(lambda: self._make(optimizer, workers))
 
-    def _make(self, optimizer: Any, workers: int) -> None:
+    def _make(self, optimizer: KerasOptimizer, workers: int) -> None:
         import keras  # tf_keras's users may not have imported it
 
         self._anchors = [
@@ -79,7 +86,7 @@ class Group:
     def saved(self) -> dict[str, tf.Variable]:
         """The variables that another process needs to continue, by the names of `saved_state`."""
         optimizer = self._optimizer()
-        kinds: dict[str, Sequence[Any]] = {
+        kinds: dict[str, Sequence[KerasVariable]] = {
             "value": self._values,
             "slot": [] if optimizer is None else _but_rates(optimizer),
             "anchor": self.anchors,
@@ -108,7 +115,7 @@ class Group:
 
         tf.cond(self._has_begun, lambda: tf.constant(True), copy)
 
-    def gradient(self, variable: Any, gradient: Any) -> Any:
+    def gradient(self, variable: KerasVariable, gradient: Gradient) -> Gradient:
         """The gradient that a worker applies to one of its variables, by the rule."""
         if type(self._rule).gradient is Rule.gradient:
             return gradient  # perhaps rows of an embedding
@@ -179,12 +186,12 @@ class Group:
         return self._has_begun.assign(False, read_value=True)
 
 
-def of_tensorflow(variable: Any) -> tf.Variable:
+def of_tensorflow(variable: KerasVariable) -> tf.Variable:
     """The variable of TensorFlow that a variable of Keras 3 has."""
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
-def component(variable: Any) -> tf.Variable:
+def component(variable: KerasVariable) -> tf.Variable:
     """This worker's copy of a variable."""
     variable = of_tensorflow(variable)
     return variable.values[0] if isinstance(variable, DistributedVariable) else variable
@@ -223,12 +230,12 @@ def _no_strategy() -> Iterator[None]:
         distribute_lib._pop_per_thread_mode()
 
 
-def _slots(optimizer: Any) -> list[Any]:
+def _slots(optimizer: KerasOptimizer) -> list[KerasVariable]:
     """The optimizer's variables of floating-point numbers, without its learning rate."""
     return [v for v in _but_rates(optimizer) if tf.as_dtype(v.dtype).is_floating]
 
 
-def _but_rates(optimizer: Any) -> list[Any]:
+def _but_rates(optimizer: KerasOptimizer) -> list[KerasVariable]:
     """The optimizer's variables, without its learning rate."""
     # tf_keras has the second one, if the first one is a schedule.
     rates = [

@@ -9,11 +9,12 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import Gradient, KerasOptimizer, KerasVariable
 from tfdist.compression import Compression
 from tfdist.compression.states import GradientState
 from tfdist.elastic.job import ElasticJob
@@ -45,6 +46,9 @@ from tfdist.strategies._local_updates.saved_state import (
 )
 from tfdist.strategies._local_updates.streaming_round import StreamingRound
 
+if TYPE_CHECKING:
+    from tfdist.keras.strategies import LocalTraining
+
 _log = logging.getLogger("tfdist")
 
 AnyGroup = Group | FragmentedGroup
@@ -59,8 +63,8 @@ class _Restored:
       groups: this worker's values of each group, by the position of its first variable.
     """
 
-    variables: list[weakref.ref[Any]]
-    groups: dict[int, dict[str, Any]]
+    variables: list[weakref.ref[tf.Variable]]
+    groups: dict[int, Values]
 
 
 class _Step:
@@ -127,7 +131,7 @@ class LocalUpdates:
         self._job = job
         self._compressor = None if compression is None else compression.compressor()
         # Both live as long as the optimizers.
-        self._groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], AnyGroup]]
+        self._groups: weakref.WeakKeyDictionary[KerasOptimizer, dict[tuple[int, ...], AnyGroup]]
         self._groups = weakref.WeakKeyDictionary()
         self._rounds: weakref.WeakValueDictionary[tuple[int, ...], StepRounds]
         self._rounds = weakref.WeakValueDictionary()
@@ -137,7 +141,7 @@ class LocalUpdates:
         # How often the workers were to ask each other for more data, since they last did.
         self.asked = without_strategy(lambda: tf.Variable(0, dtype=tf.int64))
         # Strong references: garbage is collected at another time on each worker.
-        self._statistics: list[Any] = []
+        self._statistics: list[tf.Variable] = []
         self._thread = _Thread()
 
     @property
@@ -160,7 +164,7 @@ class LocalUpdates:
         """Whether an optimizer was applied in this thread's last call of `strategy.run`."""
         return self._thread.has_trained
 
-    def average(self, variable: Any) -> None:
+    def average(self, variable: KerasVariable) -> None:
         """Lets a variable that a worker updates by itself be averaged at the end of a round."""
         self._statistics.append(variable)
 
@@ -201,7 +205,12 @@ class LocalUpdates:
             if self._thread.rounds is not None and isinstance(running, ElasticRound):
                 self._thread.rounds.append(running)
 
-    def apply(self, optimizer: Any, variables: Sequence[Any], update: Callable[[], Any]) -> None:
+    def apply(
+        self,
+        optimizer: KerasOptimizer,
+        variables: Sequence[KerasVariable],
+        update: Callable[[], object],
+    ) -> None:
         """Applies an optimizer to this worker's variables.
 
         A worker without rows changes nothing: its optimizer would continue by momentum.
@@ -299,12 +308,12 @@ class LocalUpdates:
         """The rule's residuals at the last synchronization of the last kind of step, by name."""
         return {k: v for running in self._rounds.values() for k, v in running.residuals().items()}
 
-    def is_trained(self, variables: Sequence[Any]) -> bool:
+    def is_trained(self, variables: Sequence[KerasVariable]) -> bool:
         """Whether an optimizer has been applied to some of the variables in this process."""
         groups = self._by_position(variables).values()
         return any(not self._is_former(group) for group in groups)
 
-    def saved(self, variables: Sequence[Any], of_all: bool = True) -> Values:
+    def saved(self, variables: Sequence[KerasVariable], of_all: bool = True) -> Values:
         """The values that another process needs to continue with the training of variables.
 
         Args:
@@ -315,7 +324,7 @@ class LocalUpdates:
         found: dict[str, tf.Variable | tf.Tensor] = {}
         positions = {id(of_tensorflow(v)): i for i, v in enumerate(variables)}
 
-        def positions_of(trained: Sequence[Any]) -> tf.Tensor:
+        def positions_of(trained: Sequence[KerasVariable]) -> tf.Tensor:
             return tf.constant([positions.get(id(variable), -1) for variable in trained], tf.int64)
 
         for position, group in self._by_position(variables).items():
@@ -334,7 +343,7 @@ class LocalUpdates:
         is_alone = not of_all or self._job is not None
         return values_of_all(found, None if is_alone else self._communicator)
 
-    def restore(self, variables: Sequence[Any], values: Values) -> None:
+    def restore(self, variables: Sequence[KerasVariable], values: Values) -> None:
         """Lets the training of variables continue from the result of `saved`.
 
         Groups of optimizers that were not applied before take their values in `take_restored`, or
@@ -403,7 +412,7 @@ class LocalUpdates:
                     i += 1
                 assert len(group.rounds) == i
 
-    def _former_group(self, variables: list[Any], values: dict[str, Any]) -> AnyGroup:
+    def _former_group(self, variables: list[KerasVariable], values: Values) -> AnyGroup:
         former = without_strategy(lambda: FormerOptimizer(values))
         group = self._new_group(former, variables)
         self._groups[former] = {tuple(id(variable) for variable in variables): group}
@@ -430,7 +439,7 @@ class LocalUpdates:
         self._former.remove(former)
         del self._groups[former]
 
-    def _by_position(self, variables: Sequence[Any]) -> dict[int, AnyGroup]:
+    def _by_position(self, variables: Sequence[KerasVariable]) -> dict[int, AnyGroup]:
         """The newest groups of variables, by the position of a group's first variable."""
         positions = {id(of_tensorflow(v)): i for i, v in enumerate(variables)}
         groups = [group for of_one in self._groups.values() for group in of_one.values()]
@@ -493,7 +502,7 @@ class LocalUpdates:
         if of_round:
             without_strategy(lambda: _assign(running.saved(), of_round))
 
-    def _group(self, optimizer: Any, variables: list[Any]) -> AnyGroup:
+    def _group(self, optimizer: KerasOptimizer, variables: list[KerasVariable]) -> AnyGroup:
         groups = self._groups.setdefault(optimizer, {})
         key = tuple(id(variable) for variable in variables)
         if key not in groups:
@@ -519,7 +528,7 @@ class LocalUpdates:
             self._restore_round(found)
         return found
 
-    def _new_group(self, optimizer: Any, variables: list[Any]) -> AnyGroup:
+    def _new_group(self, optimizer: KerasOptimizer, variables: list[KerasVariable]) -> AnyGroup:
         rule = self._rule
         if isinstance(rule, StreamingDiLoCo):
             return FragmentedGroup(optimizer, variables, rule, self.workers, rule.fragments)
@@ -555,16 +564,16 @@ def _below(prefix: str, found: dict[str, tf.Variable]) -> dict[str, tf.Variable]
     return {f"{prefix}/{name}": variable for name, variable in found.items()}
 
 
-def _without(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+def _without(prefix: str, values: Values) -> Values:
     prefix += "/"
     return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
 
 
-def _values(variables: dict[str, tf.Variable | tf.Tensor]) -> dict[str, Any]:
+def _values(variables: dict[str, tf.Variable | tf.Tensor]) -> Values:
     return {name: variable.numpy() for name, variable in variables.items()}
 
 
-def _assign(variables: dict[str, tf.Variable], values: dict[str, Any]) -> None:
+def _assign(variables: dict[str, tf.Variable], values: Values) -> None:
     for name, variable in variables.items():
         if name in values and values[name].shape == tuple(variable.shape):
             variable.assign(values[name])
@@ -581,9 +590,13 @@ def _belongs(graph: tf.Graph | None, outer: tf.Graph | None) -> bool:
     return graph is outer
 
 
-def _times(gradient: Any, factor: int) -> Any:
+def _times(gradient: Gradient, factor: int) -> Gradient:
     if isinstance(gradient, tf.IndexedSlices):
         gradient = unique_slices(gradient)
         values = gradient.values * tf.cast(factor, gradient.values.dtype)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     return gradient * tf.cast(factor, gradient.dtype)
+
+
+if TYPE_CHECKING:
+    _of_keras: type[LocalTraining] = LocalUpdates

@@ -14,7 +14,6 @@ members leave.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -121,7 +120,7 @@ class RoundEnd:
         )
         self._job.take_flags(flags)
 
-    def _end(self, flags: tf.Tensor) -> Any:
+    def _end(self, flags: tf.Tensor) -> tf.Tensor:
         self._atomic.make_atomic(tf.compat.v1.get_default_graph())
         added = [counter.added.read_value() for counter in self._counters]
         with tf.device("/device:CPU:0"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -76,7 +77,7 @@ class StreamingRound(StepRounds):
     def _is_turn(self, step: tf.Tensor, of_round: int) -> tf.Tensor:
         return tf.equal((step - of_round) % self._sync_every, 0)
 
-    def _if(self, condition: tf.Tensor, act: Any, index: int) -> None:
+    def _if(self, condition: tf.Tensor, act: Callable[[int], None], index: int) -> None:
         def then() -> tf.Tensor:
             act(index)
             return tf.constant(True)
@@ -116,7 +117,7 @@ class StreamingRound(StepRounds):
         with tf.device("/device:CPU:0"):
             tf.py_function(begin, [rows, *own], [])
 
-    def _exchange(self, index: int, rows: tf.Tensor, own: Any) -> list[tf.Tensor]:
+    def _exchange(self, index: int, rows: tf.Tensor, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Runs in the thread; returns the means, and then what the worker has sent of the rest."""
         # The eager collectives of other threads have another order on each worker.
         with collective_keys.eager_scope("streaming"):

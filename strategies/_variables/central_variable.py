@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfdist.internals.tensorflow import ps_values, values_util
@@ -41,7 +39,7 @@ class CentralVariable(ps_values.AggregatingVariable):
         return self._scatter("scatter_update", *args, **kwargs)
 
     # Without these methods an update of rows would reach the shared variable once per replica.
-    def _scatter(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _scatter(self, name: str, *args: object, **kwargs: object) -> tf.Variable | None:
         def scatter(variable, *args, read_value=True, **kwargs):
             del read_value  # an argument of assignments, which TensorFlow always passes
             return getattr(variable, name)(*args, **kwargs)

@@ -21,7 +21,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -32,10 +32,14 @@ from tfdist.elastic.membership import World
 from tfdist.errors import ClusterConfigError, TfdistError
 from tfdist.ops.collectives.world import world
 from tfdist.ops.ps.client import ParameterClient
+from tfdist.ops.ps.variable_handles import TableHandle
 from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.placement import Placement
 from tfdist.strategies._variables.remote_tables import RemoteTables
 from tfdist.strategies._variables.server_variable import ServerVariable
+
+if TYPE_CHECKING:
+    from tfdist.keras.strategies import ModelTables
 
 _log = logging.getLogger("tfdist.elastic")
 # Seconds for which a reader of rows waits for the other members' commits of its last step, and
@@ -203,7 +207,9 @@ class _ElasticParameters(Parameters):
         super().has_staged(variables)
         self._has_gradient.update(variable.parameter for variable in variables)
 
-    def stage_rows(self, tables: Sequence, *gradients: Any) -> tf.Operation | None:
+    def stage_rows(
+        self, tables: Sequence[TableHandle], *gradients: Sequence[tf.Tensor]
+    ) -> tf.Operation | None:
         """See `Parameters.stage_rows`."""
         self._refuse_outside_of_fit()
         return super().stage_rows(tables, *gradients)
@@ -241,3 +247,7 @@ class _ElasticParameters(Parameters):
             "not ended it",
             self._job.cluster.task_name,
         )
+
+
+if TYPE_CHECKING:
+    _of_keras: type[ModelTables] = ElasticTables

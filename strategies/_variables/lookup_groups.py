@@ -11,7 +11,6 @@ import collections
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -19,6 +18,7 @@ import tensorflow as tf
 # one table do not wait for each other. The function is not public.
 from tfdist.internals.tensorflow import auto_control_deps_utils
 from tfdist.ops.ps.client import ParameterClient
+from tfdist.ops.ps.variable_handles import TableHandle
 from tfdist.strategies._variables.graphs import current_graph
 
 auto_control_deps_utils.register_read_only_resource_op("TfdistPsLookup")
@@ -60,7 +60,7 @@ class LookupGroups:
             self._client.tables.set_lookup_group(group.key, level, size)
 
     def lookup(
-        self, tables: Sequence[Any], ids: Sequence[tf.Tensor], training: bool
+        self, tables: Sequence[TableHandle], ids: Sequence[tf.Tensor], training: bool
     ) -> list[tf.Tensor]:
         """As `ParameterClient.lookup`."""
         # There is no group in a branch or a loop's body: its lookups may not run in each step.
@@ -93,7 +93,7 @@ class _Group:
     def _graph(self) -> tf.Graph:
         return self._reference()
 
-    def depth(self, tables: Sequence[Any], ids: Sequence[tf.Tensor]) -> int:
+    def depth(self, tables: Sequence[TableHandle], ids: Sequence[tf.Tensor]) -> int:
         """Returns the length of the longest chain of lookups that a new lookup has to wait for."""
         if not self.sizes:
             self._first = len(self._graph.get_operations())

@@ -8,18 +8,23 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tfdist._types import Nested
 from tfdist.observe.metrics import counters
 from tfdist.ops.ps.client import ParameterClient
 from tfdist.ops.ps.optimizer_config import OptimizerConfig
 from tfdist.ops.ps.table_config import TableConfig
+from tfdist.ops.ps.variable_handles import TableHandle
 from tfdist.strategies._variables.graphs import graph_of, in_graph_of_tensorflow_1, outermost_graph
 from tfdist.strategies._variables.lookup_groups import LookupGroups
 from tfdist.strategies._variables.placement import Placement, renamed
 from tfdist.strategies._variables.server_variable import ServerVariable
+
+if TYPE_CHECKING:
+    from tfdist.keras.strategies import Servers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +245,7 @@ class Parameters:
         finally:
             self._thread.depth = 0
 
-    def step_of_graph(self, compute: Callable[[], Any]) -> Any:
+    def step_of_graph(self, compute: Callable[[], Nested]) -> Nested:
         """Adds a step to a TensorFlow 1 graph, which does not order its ops.
 
         Args:
@@ -364,17 +369,21 @@ class Parameters:
         """Records that gradients of variables are held for the push that ends the step."""
         self._staged.update(v.parameter for v in variables)
 
-    def lookup(self, tables: Sequence, ids: Sequence[tf.Tensor], training: bool) -> list[tf.Tensor]:
+    def lookup(
+        self, tables: Sequence[TableHandle], ids: Sequence[tf.Tensor], training: bool
+    ) -> list[tf.Tensor]:
         """Looks up rows as `client.lookup`, batched with other lookups of a traced step."""
         return self._groups.lookup(tables, ids, training)
 
-    def stage_rows(self, tables: Sequence, *gradients: Any) -> tf.Operation | None:
+    def stage_rows(
+        self, tables: Sequence[TableHandle], *gradients: Sequence[tf.Tensor]
+    ) -> tf.Operation | None:
         """Holds gradients of rows for the push that ends the step; as `client.stage_rows`."""
         counters.note_update()
         self._groups.cut()
         return self.client.tables.stage(tables, *gradients)
 
-    def all_reduce(self, values: Any, divisor: int | None) -> Any:
+    def all_reduce(self, values: Nested, divisor: int | None) -> Nested:
         """Sums tensors, or nested tensors, over all workers; divides the sums by a divisor."""
         with self._after_pull():
             tensors = [tf.identity(tf.convert_to_tensor(v)) for v in tf.nest.flatten(values)]
@@ -396,3 +405,7 @@ class Parameters:
     def write(self, variables: Sequence[ServerVariable]) -> tf.Operation | None:
         """Writes variables that were changed outside of a step to the servers."""
         return self.client.parameters.set(variables, write=self.is_chief)
+
+
+if TYPE_CHECKING:
+    _of_keras: type[Servers] = Parameters

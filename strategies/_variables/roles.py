@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import tensorflow as tf
 
@@ -36,7 +35,7 @@ def is_table() -> bool:
     return current_role() is Role.TABLE
 
 
-def is_shared(name: str, arguments: Mapping[str, Any]) -> bool:
+def is_shared(name: str, arguments: Mapping[str, object]) -> bool:
     """Whether workers share a variable.
 
     Args:

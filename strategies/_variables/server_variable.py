@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ import tensorflow as tf
 from tfdist.internals.tensorflow import ResourceVariable
 
 
-def _writes(name: str) -> Any:
+def _writes(name: str) -> Callable:
     """Wraps a method of ResourceVariable that changes the value."""
     original = getattr(ResourceVariable, name)
 
@@ -22,7 +23,7 @@ def _writes(name: str) -> Any:
     return write
 
 
-def _reads(name: str) -> Any:
+def _reads(name: str) -> Callable:
     """Wraps a method of ResourceVariable that reads the value."""
     original = getattr(ResourceVariable, name)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from tfdist._types import TensorLike
 from tfdist.internals.tensorflow import SyncOnReadVariable, enter_or_assert_strategy, values_util
 
 
@@ -18,11 +17,11 @@ class SummedVariable(SyncOnReadVariable):
 
     def assign(
         self,
-        value: Any,
+        value: TensorLike,
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
-    ) -> Any:
+    ) -> tf.Tensor | tf.Operation | None:
         """Assigns a replica's own value, or outside of a replica the sum."""
         if not values_util.is_saving_non_distributed():
             with enter_or_assert_strategy(self._distribute_strategy):
@@ -31,7 +30,7 @@ class SummedVariable(SyncOnReadVariable):
                     return self._assign_sum(value, read_value)
         return super().assign(value, use_locking, name, read_value)
 
-    def _assign_sum(self, value: Any, read_value: bool) -> Any:
+    def _assign_sum(self, value: TensorLike, read_value: bool) -> tf.Tensor | tf.Operation | None:
         values_util.mark_as_unsaveable()
         first, *others = self.values
         update = tf.group(

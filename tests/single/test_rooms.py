@@ -53,6 +53,7 @@ CPP_FORBIDDEN = {
 
 # Packages and modules below tfdist.
 PYTHON_ROOMS = [
+    ["_types"],
     ["errors", "_version", "_providers", "atomic_files", "internals", "state_machine"],
     ["_compatibility", "config"],
     ["control"],

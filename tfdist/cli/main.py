@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import types
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfdist._version import __version__
 from tfdist.cli import check as check_command
@@ -87,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tfdist {__version__}")
     commands = parser.add_subparsers(dest="subcommand", title="commands", metavar="COMMAND")
 
-    def add(among: Commands, name: str, summary: str, module: Any) -> None:
+    def add(among: Commands, name: str, summary: str, module: types.ModuleType) -> None:
         added = add_command(among, name, summary, module.DESCRIPTION, module.EPILOG)
         module.add_arguments(added)
         added.set_defaults(command_module=module)

@@ -7,7 +7,6 @@ transport. Its `compress` and `decompress` are for tensors that a program sends 
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 import tensorflow as tf
 
@@ -22,12 +21,12 @@ class Cast(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
         """Returns the tensor to send, and the context that `decompress` needs."""
 
     @staticmethod
     @abc.abstractmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+    def decompress(tensor: tf.Tensor, ctx: tf.DType | None) -> tf.Tensor:
         """Returns the tensor that `compress` was given, as precisely as it was sent."""
 
 
@@ -37,12 +36,12 @@ class NoCast(Cast):
     method = methods.NoCompression
 
     @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
         """Returns the tensor and None."""
         return tf.convert_to_tensor(tensor), None
 
     @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+    def decompress(tensor: tf.Tensor, ctx: tf.DType | None) -> tf.Tensor:
         """Returns the tensor."""
         return tensor
 
@@ -53,14 +52,14 @@ class FP16Cast(Cast):
     method = methods.FP16
 
     @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
         """Returns the tensor as float16, if it is floating-point, and its own dtype."""
         tensor = tf.convert_to_tensor(tensor)
         small = tf.cast(tensor, tf.float16) if tensor.dtype.is_floating else tensor
         return small, tensor.dtype
 
     @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+    def decompress(tensor: tf.Tensor, ctx: tf.DType | None) -> tf.Tensor:
         """Returns the tensor as the dtype `ctx`."""
         return tf.cast(tensor, ctx)
 

@@ -34,7 +34,7 @@ class Exchange:
             tensors, self.communicator, self.reduce_op, label=self.label, timeout=self.timeout
         )
 
-    def cast16_all_reduce(self, tensors: list[tf.Tensor], wire_dtype: Any) -> list[tf.Tensor]:
+    def cast16_all_reduce(self, tensors: list[tf.Tensor], wire_dtype: tf.DType) -> list[tf.Tensor]:
         """Sums or averages tensors that are sent in 16 bits."""
         return cast16_all_reduce(
             tensors,

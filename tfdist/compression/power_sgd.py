@@ -15,11 +15,11 @@ because TensorFlow's may add up in a different order on each rank.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist.compression.feedback import FeedbackCompressor, residual_of
+from tfdist.compression.states import GradientState
 from tfdist.ops.collectives.compressed import multiply_transposed, orthonormalize
 
 
@@ -60,7 +60,7 @@ class PowerSGDCompressor(FeedbackCompressor):
             ]
         return products, reduced[len(taken) :]
 
-    def _right_of(self, state: Any, columns: int) -> tf.Variable:
+    def _right_of(self, state: GradientState, columns: int) -> tf.Variable:
         """Q: at first random numbers, the same on every rank."""
         shape = [columns, self.method.rank]
         return state.variable("right", lambda: tf.random.stateless_normal(shape, seed=(8, 1907)))

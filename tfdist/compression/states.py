@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
 
 import tensorflow as tf
 
+from tfdist._types import TensorLike
 from tfdist.internals.tensorflow import DistributedVariable, ResourceVariable
 from tfdist.ops.collectives import collective_keys
 
@@ -18,15 +18,15 @@ class GradientState:
 
     def __init__(self) -> None:
         self._variables: dict[str, ResourceVariable] = {}
-        self._restored: dict[str, Any] = {}
+        self._restored: dict[str, TensorLike] = {}
 
-    def saved(self) -> dict[str, Any]:
+    def saved(self) -> dict[str, tf.Tensor | ResourceVariable]:
         """The variables, and the restored values of variables that have not been made, by name."""
         with tf.init_scope():  # also while a function is traced
             values = {name: tf.constant(value) for name, value in self._restored.items()}
         return {**values, **self._variables}
 
-    def restore(self, values: dict[str, Any]) -> None:
+    def restore(self, values: Mapping[str, TensorLike]) -> None:
         """Gives variables their values, as soon as they are made."""
         for name, value in values.items():
             if name in self._variables:

@@ -16,13 +16,16 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfdist import _providers
 from tfdist.config import environments, validation
 from tfdist.config.environments.launched import DetectedCluster
 from tfdist.config.validation import ROLES, show
 from tfdist.errors import ClusterConfigError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _log = logging.getLogger("tfdist")
 # The roles of TensorFlow's data service.
@@ -182,7 +185,7 @@ class Cluster:
         return cls.from_tasks(cluster, kind, index, "TF_CONFIG")
 
     @classmethod
-    def from_resolver(cls, resolver: Any) -> Cluster:
+    def from_resolver(cls, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> Cluster:
         """Returns the cluster that a `tf.distribute.cluster_resolver.ClusterResolver` describes.
 
         Args:
@@ -209,7 +212,9 @@ class Cluster:
         return cls.from_tasks(cluster, kind, index, source)
 
     @classmethod
-    def from_tasks(cls, cluster: Mapping[str, Any], kind: Any, index: Any, source: str) -> Cluster:
+    def from_tasks(
+        cls, cluster: Mapping[str, object], kind: object, index: object, source: str
+    ) -> Cluster:
         """Returns the cluster of addresses by role, as in `TF_CONFIG`.
 
         Args:

@@ -122,7 +122,7 @@ class JobFile:
         return cls(**fields)
 
 
-def _difference(fields: Any) -> str:
+def _difference(fields: object) -> str:
     """Returns what is wrong with the JSON of a job file; empty if nothing is."""
     if not isinstance(fields, dict):
         return f"JSON of another kind ({type(fields).__name__})"

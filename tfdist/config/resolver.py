@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfdist.config.cluster import Cluster
@@ -76,7 +74,7 @@ class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any = None,
+        config_proto: tf.compat.v1.ConfigProto | None = None,
     ) -> dict[str, int]:
         """Returns how many accelerators of each type this process has.
 

@@ -29,7 +29,7 @@ _Default = TypeVar("_Default", int, None)
 _Seconds = TypeVar("_Seconds", float, None)
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """Returns `value` as JSON (or its repr), cut to a length that fits a message."""
     try:
         text = value if isinstance(value, str) else json.dumps(value)
@@ -47,7 +47,7 @@ def show_some(texts: Iterable[str]) -> str:
     return ", ".join([*listed[:_MAX_LISTED], *([f"and {more} more"] if more > 0 else [])])
 
 
-def expect_object(value: Any, source: str, what: str) -> dict[str, Any]:
+def expect_object(value: object, source: str, what: str) -> dict[str, object]:
     """Returns `value` if it is a JSON object, else raises ClusterConfigError."""
     if isinstance(value, dict):
         return value
@@ -56,7 +56,7 @@ def expect_object(value: Any, source: str, what: str) -> dict[str, Any]:
     )
 
 
-def role_name(name: Any, source: str, where: str) -> str:
+def role_name(name: object, source: str, where: str) -> str:
     """Returns one of ROLES for a role as users write it, else raises ClusterConfigError."""
     role = _LEGACY_ROLES.get(name, name) if isinstance(name, str) else name
     if role in ROLES:
@@ -66,7 +66,7 @@ def role_name(name: Any, source: str, where: str) -> str:
     )
 
 
-def task_index(index: Any, source: str) -> int:
+def task_index(index: object, source: str) -> int:
     """Returns a task index given as an int or a numeric string, else raises ClusterConfigError."""
     if isinstance(index, str) and re.fullmatch(r"\s*-?[0-9]{1,18}\s*", index):
         return int(index)
@@ -77,7 +77,7 @@ def task_index(index: Any, source: str) -> int:
     )
 
 
-def address_problem(address: Any) -> str | None:
+def address_problem(address: object) -> str | None:
     """Returns why `address` is not a "host:port", or None if it is one."""
     if not isinstance(address, str):
         return "it is not a string"

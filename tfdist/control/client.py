@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
 from tfdist.config.printing import printable
 from tfdist.control import callers, encoding
+from tfdist.control.encoding import JsonObject
 from tfdist.control.pieces import MAX_LONG_BYTES, MAX_REQUEST_BYTES, PIECE, pieces_of
 from tfdist.control.service import CHALLENGE, Method
 from tfdist.control.signing import Metadata, Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError, TfdistError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _MAX_ANSWER_BYTES = 16 << 20
 _OPTIONS = [
@@ -57,7 +61,7 @@ class RefusedError(ClusterConfigError):
       answer: the other task's.
     """
 
-    def __init__(self, text: str, answer: dict[str, Any]) -> None:
+    def __init__(self, text: str, answer: JsonObject) -> None:
         super().__init__(text)
         self.answer = answer
 
@@ -100,7 +104,9 @@ class ControlClient:
         """Closes the connection; calls under way raise UnreachableError."""
         self._channel.close()
 
-    def call(self, method: Method, request: Any, wait: float, *, patient: bool) -> dict[str, Any]:
+    def call(
+        self, method: Method, request: DataclassInstance, wait: float, *, patient: bool
+    ) -> JsonObject:
         """Sends a request, in pieces if it is a long one, and returns the answer.
 
         Args:
@@ -132,8 +138,8 @@ class ControlClient:
             raise reason from None
 
     def _call(
-        self, method: Method, request: Any, deadline: float, *, wait_for_ready: bool
-    ) -> dict[str, Any]:
+        self, method: Method, request: DataclassInstance, deadline: float, *, wait_for_ready: bool
+    ) -> JsonObject:
         body = encoding.encode(request)
         if len(body) <= MAX_REQUEST_BYTES:
             return self._answer(method, method.path, body, deadline, wait_for_ready)
@@ -144,7 +150,7 @@ class ControlClient:
                 f"{len(body):,}"
             )
         fingerprint = callers.fingerprint(self._caller.training_addresses)
-        answer: dict[str, Any] = {"status": "received"}
+        answer: JsonObject = {"status": "received"}
         for piece in pieces_of(body, method.path, fingerprint):
             if answer["status"] != "received":
                 raise UnreachableError("it has lost the earlier pieces of a long request")
@@ -157,10 +163,10 @@ class ControlClient:
 
     def _answer(
         self, method: Method, path: str, body: bytes, deadline: float, wait_for_ready: bool
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Makes one call, for a request of a method or a piece of it."""
 
-        def send(path: str, body: bytes, metadata: Metadata = ()) -> tuple[bytes, Any]:
+        def send(path: str, body: bytes, metadata: Metadata = ()) -> tuple[bytes, Metadata]:
             try:
                 reply, call = self._path(path).with_call(
                     body,
@@ -174,7 +180,7 @@ class ControlClient:
                 raise UnreachableError(str(error)) from None
             return reply, call.trailing_metadata()
 
-        def exchange(challenge: str) -> tuple[bytes, Metadata, Any]:
+        def exchange(challenge: str) -> tuple[bytes, Metadata, Metadata]:
             signed = self._signer.sign_request(path, challenge, body)
             reply, metadata = send(path, body, signed)
             return reply, signed, metadata
@@ -211,12 +217,12 @@ class ControlClient:
             self._calls[path] = self._channel.unary_unary(path)
         return self._calls[path]
 
-    def _new_challenge(self, send: Callable[[str, bytes], tuple[bytes, Any]]) -> str:
+    def _new_challenge(self, send: Callable[[str, bytes], tuple[bytes, Metadata]]) -> str:
         if not self._signer.has_secret:
             return ""
         return str(self._decode(send(CHALLENGE, b"")[0]).get("challenge"))
 
-    def _decode(self, reply: bytes) -> dict[str, Any]:
+    def _decode(self, reply: bytes) -> JsonObject:
         try:
             return encoding.decode_object(reply)
         except encoding.MessageError as error:

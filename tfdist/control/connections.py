@@ -29,8 +29,7 @@ import socket
 import sys
 import time
 import urllib.parse
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 # Unproven connections. The tasks of a larger job may come all at once, each with two of them.
 _MAX_CONNECTIONS = 256
@@ -184,7 +183,7 @@ def _descriptors() -> Iterable[int]:
         return range(_max_descriptors())
 
 
-def _address(function: Any, descriptor: int) -> Peer | None:
+def _address(function: Callable, descriptor: int) -> Peer | None:
     # Python's own socket object would change a blocking socket if the script has set a default
     # timeout.
     content, size = _Address(), ctypes.c_uint32(ctypes.sizeof(_Address))

@@ -6,7 +6,6 @@ import collections
 import threading
 from collections.abc import Callable
 from concurrent import futures
-from typing import Any
 
 
 class DaemonPool(futures.Executor):
@@ -22,12 +21,12 @@ class DaemonPool(futures.Executor):
     def __init__(self, max_threads: int) -> None:
         self._max_threads = max_threads
         self._changed = threading.Condition()
-        self._work: collections.deque[tuple[Any, ...]] = collections.deque()
+        self._work: collections.deque[tuple] = collections.deque()
         self._threads = 0
         self._idle = 0
         self._stopped = False
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future:
+    def submit(self, fn: Callable, /, *args: object, **kwargs: object) -> futures.Future:
         """Queues a call; raises RuntimeError after `shutdown`."""
         future: futures.Future = futures.Future()
         with self._changed:

@@ -21,7 +21,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -32,7 +32,10 @@ MAX_ITEMS = 100_000
 
 Request = TypeVar("Request", bound="DataclassInstance")
 # Returns the value of a field of this name, or raises a MessageError.
-_Check = Callable[[str, Any], Any]
+_Check = Callable[[str, object], object]
+
+# A decoded object. The reader of a field knows its type by the message, or checks it.
+JsonObject: TypeAlias = dict[str, Any]
 
 _TOKEN = re.compile(rb'\\.|["\[\]{},]', re.DOTALL)
 _SHOWN = reprlib.Repr()
@@ -44,16 +47,16 @@ class MessageError(Exception):
     """A message is not encoded so, or is of another kind; the text names the difference."""
 
 
-def wire_name(kind: type[Any]) -> str:
+def wire_name(kind: type) -> str:
     """Returns the name of a kind of request in its method, in proofs and in errors."""
     return kind.__name__.removesuffix("Request")
 
 
-def encode(message: Any) -> bytes:
+def encode(message: object) -> bytes:
     """Returns a dataclass or dict as bytes."""
     attached: list[bytes] = []
 
-    def plain(value: Any) -> Any:
+    def plain(value: object) -> object:
         if isinstance(value, bytes):
             attached.append(value)
             return {"": len(value)}
@@ -66,7 +69,7 @@ def encode(message: Any) -> bytes:
     return b"\0".join((text, b"".join(attached))) if attached else text
 
 
-def decode_object(body: bytes, max_items: float = math.inf) -> dict[str, Any]:
+def decode_object(body: bytes, max_items: float = math.inf) -> JsonObject:
     """Returns the object in `body`, all of whose texts UTF-8 can encode.
 
     Args:
@@ -82,7 +85,7 @@ def decode_object(body: bytes, max_items: float = math.inf) -> dict[str, Any]:
         raise _not_an_object(f"{len(body)} bytes with more than {problem}")
     offset = 0
 
-    def with_bytes(fields: dict[str, Any]) -> Any:
+    def with_bytes(fields: JsonObject) -> object:
         nonlocal offset
         if len(fields) != 1 or type(length := fields.get("")) is not int:
             return fields
@@ -146,7 +149,7 @@ def _problem_with_shape(text: bytes, max_items: float) -> str:
 
 
 @functools.cache
-def _checks(kind: Any) -> dict[str, _Check]:
+def _checks(kind: type[DataclassInstance]) -> dict[str, _Check]:
     """Returns the check of each field of a dataclass.
 
     Raises:
@@ -181,7 +184,7 @@ def _check(hint: Any) -> _Check:
 
 
 def _check_scalar(kind: type) -> _Check:
-    def check(name: str, value: Any) -> Any:
+    def check(name: str, value: object) -> object:
         matches = isinstance(value, int | float if kind is float else kind)
         if not matches or (isinstance(value, bool) and kind is not bool):
             raise _mismatch(name, kind.__name__, value)
@@ -192,10 +195,10 @@ def _check_scalar(kind: type) -> _Check:
     return check
 
 
-def _check_dataclass(kind: Any) -> _Check:
+def _check_dataclass(kind: type[DataclassInstance]) -> _Check:
     checks = _checks(kind)
 
-    def check(name: str, value: Any) -> Any:
+    def check(name: str, value: object) -> object:
         if not isinstance(value, dict):
             raise _mismatch(name, kind.__name__, value)
         return _checked(kind, checks, f"{name}.", value)
@@ -203,12 +206,12 @@ def _check_dataclass(kind: Any) -> _Check:
     return check
 
 
-def _checked(kind: Any, checks: dict[str, _Check], prefix: str, fields: dict) -> Any:
+def _checked(kind: type[Request], checks: dict[str, _Check], prefix: str, fields: dict) -> Request:
     return kind(**{name: check(prefix + name, fields.get(name)) for name, check in checks.items()})
 
 
 def _check_list(shown: str, kind: type[list] | type[tuple], check_item: _Check) -> _Check:
-    def check(name: str, value: Any) -> Any:
+    def check(name: str, value: object) -> object:
         if not isinstance(value, list):
             raise _mismatch(name, shown, value)
         return kind(check_item(f"{name}[{index}]", item) for index, item in enumerate(value))
@@ -217,7 +220,7 @@ def _check_list(shown: str, kind: type[list] | type[tuple], check_item: _Check) 
 
 
 def _check_map(shown: str, check_item: _Check) -> _Check:
-    def check(name: str, value: Any) -> Any:
+    def check(name: str, value: object) -> object:
         if not isinstance(value, dict):
             raise _mismatch(name, shown, value)
         return {key: check_item(f"{name}[{_SHOWN.repr(key)}]", item) for key, item in value.items()}
@@ -226,7 +229,7 @@ def _check_map(shown: str, check_item: _Check) -> _Check:
 
 
 def _check_optional(shown: str, check_other: _Check) -> _Check:
-    def check(name: str, value: Any) -> Any:
+    def check(name: str, value: object) -> object:
         if value is None:
             return None
         try:
@@ -258,7 +261,7 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def _mismatch(name: str, expected: str, value: Any) -> MessageError:
+def _mismatch(name: str, expected: str, value: object) -> MessageError:
     return MessageError(f"expected {name} to be {expected}, received {_SHOWN.repr(value)[:80]}")
 
 

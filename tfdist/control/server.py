@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent import futures
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
@@ -37,6 +37,9 @@ from tfdist.control.refusals import QuietBrokenCalls, Refusals
 from tfdist.control.service import CHALLENGE, TRANSPORT, CallPath, Method, Service
 from tfdist.control.signing import OF_ANOTHER_PROCESS, Signer
 from tfdist.errors import AddressInUseError, TfdistError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # Of a call; a signature has 300 bytes.
 _MAX_METADATA_BYTES = 4096
@@ -74,7 +77,8 @@ _QUIET = QuietBrokenCalls()
 
 _PIECE = CallPath.parse(PIECE.path)
 
-Handler = Callable[[Any, ClientContext], dict[str, Any]]
+_Result = TypeVar("_Result")
+Handler = Callable[[Any, ClientContext], dict[str, object]]
 
 
 class ControlServer:
@@ -108,7 +112,7 @@ class ControlServer:
         handlers: Mapping[Method, Handler],
         max_threads: int | None = None,
         interface: str | None = None,
-        is_from_the_job: Callable[[Any], bool] = lambda request: False,
+        is_from_the_job: Callable[[object], bool] = lambda request: False,
         role: str | None = None,
         elsewhere: Mapping[Service, str] | None = None,
     ) -> None:
@@ -149,7 +153,9 @@ class ControlServer:
         self._loop.run_until_complete(_end_tasks())
         self._loop.close()
 
-    def _in_loop(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
+    def _in_loop(
+        self, coroutine: Coroutine[object, None, _Result], timeout: float | None = None
+    ) -> _Result:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
 
     async def _start(self, interface: str) -> grpc.aio.Server:
@@ -229,7 +235,9 @@ class ControlServer:
             "to be free, since the cluster gives it to this task"
         )
 
-    def _handler(self, path: str, called: CallPath) -> Callable[..., Coroutine[Any, Any, bytes]]:
+    def _handler(
+        self, path: str, called: CallPath
+    ) -> Callable[..., Coroutine[object, None, bytes]]:
         async def handle(bodies: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
             peer = peer_of(context.peer())
             body = await self._body(bodies, peer, context)
@@ -258,7 +266,7 @@ class ControlServer:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             if answer["status"] == "refused":
                 # Without "details", which are for the log alone.
-                reason = answer.pop("details", answer["reason"])
+                reason = str(answer.pop("details", answer["reason"]))
                 await self._refusals.add(peer[0], body, reason)
             reply = encoding.encode(answer)
             if len(reply) > _SMALL:
@@ -296,7 +304,9 @@ class ControlServer:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its body did not come")
         raise AssertionError("abort raises")
 
-    async def _take_piece(self, body: bytes, peer: Peer, client: ClientContext) -> dict[str, Any]:
+    async def _take_piece(
+        self, body: bytes, peer: Peer, client: ClientContext
+    ) -> dict[str, object]:
         """Takes a piece of a long request; answers the request with its last piece."""
         piece = encoding.decode(PieceRequest, body)
         known = self._is_of_the_job(piece)
@@ -340,7 +350,7 @@ class ControlServer:
 
     async def _answer(
         self, called: CallPath, body: bytes, peer: Peer, client: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Decodes a request and calls its handler."""
         other_version = self._other_version(called)
         if other_version is not None:
@@ -356,8 +366,8 @@ class ControlServer:
         return await self._call(method, handler, request, client)
 
     async def _call(
-        self, method: Method, handler: Handler, request: Any, client: ClientContext
-    ) -> dict[str, Any]:
+        self, method: Method, handler: Handler, request: DataclassInstance, client: ClientContext
+    ) -> dict[str, object]:
         if method.is_quick:
             return handler(request, client)
         answering = self._loop.run_in_executor(self._pool, handler, request, client)
@@ -367,12 +377,12 @@ class ControlServer:
             client.disconnect()
             raise
 
-    def _other_version(self, called: CallPath) -> dict[str, Any] | None:
+    def _other_version(self, called: CallPath) -> dict[str, object] | None:
         """Returns the refusal of a caller of another version of a service, or None."""
         version = self._versions.get(called.service, called.version)
         return None if version == called.version else _refusal(_another_version(called, version))
 
-    def _is_of_the_job(self, request: Any) -> bool:
+    def _is_of_the_job(self, request: object) -> bool:
         """Whether a request, authentic if there is a secret, comes from a task of the job.
 
         Without a secret that is a caller who knows the addresses of all tasks, or another member of
@@ -381,10 +391,10 @@ class ControlServer:
         known = self._knows_job(getattr(request, "fingerprint", None))
         return known or self._is_from_the_job(request)
 
-    def _knows_job(self, fingerprint: Any) -> bool:
+    def _knows_job(self, fingerprint: object) -> bool:
         return self._signer.has_secret or fingerprint == self._fingerprint
 
-    def _misdirected(self, service: str, known: bool) -> dict[str, Any]:
+    def _misdirected(self, service: str, known: bool) -> dict[str, object]:
         """Returns a refusal; it names this task only to a client that knows the job."""
         who = f"this is {self._name}" if known else "this task"
         if self._role is not None:
@@ -402,10 +412,14 @@ class _Paths(grpc.GenericRpcHandler):
       handler: returns the handler of a path.
     """
 
-    def __init__(self, handler: Callable[[str, CallPath], Callable[..., Any]]) -> None:
+    def __init__(
+        self, handler: Callable[[str, CallPath], Callable[..., Coroutine[object, None, bytes]]]
+    ) -> None:
         self._handler = handler
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
         """Returns the handler of a call; None if it is not one of tfdist."""
         path = handler_call_details.method
         called = CallPath.parse(path)
@@ -421,7 +435,7 @@ def _another_version(called: CallPath, version: int) -> str:
     )
 
 
-def _refusal(reason: str) -> dict[str, Any]:
+def _refusal(reason: str) -> dict[str, object]:
     return {"status": "refused", "reason": reason}
 
 

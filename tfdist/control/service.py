@@ -18,9 +18,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfdist.control.encoding import wire_name
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _PATH = re.compile(r"/tfdist\.([A-Za-z]{1,40})(?:\.([0-9]{1,6}))?/([A-Za-z]{1,40})", re.ASCII)
 
@@ -40,7 +43,7 @@ class Service:
     provider: str
 
     def method(
-        self, request: type[Any], *, is_quick: bool = False, is_long: bool = False
+        self, request: type[DataclassInstance], *, is_quick: bool = False, is_long: bool = False
     ) -> Method:
         """Returns the method for a kind of request, a dataclass whose name ends in "Request".
 

@@ -25,7 +25,6 @@ import secrets
 import threading
 import time
 from collections import deque
-from typing import Any
 
 CHALLENGE_LIFETIME = 60.0  # s
 # A caller that has not noticed the end of an earlier process is refused so, and calls again.
@@ -173,7 +172,9 @@ class Signer:
         signature = self._sign("request", method, challenge, nonce, body)
         return ((_CHALLENGE, challenge), (_NONCE, nonce), (_SIGNATURE, signature))
 
-    def problem_with_request(self, method: str, metadata: Any, body: bytes) -> str | None:
+    def problem_with_request(
+        self, method: str, metadata: Metadata | None, body: bytes
+    ) -> str | None:
         """Returns why a request is refused; None, once, if it is authentic."""
         values = dict(metadata or ())
         challenge, nonce, signature = map(values.get, (_CHALLENGE, _NONCE, _SIGNATURE))
@@ -195,7 +196,7 @@ class Signer:
             return "the request was made for another call, or more than a minute ago"
         return None
 
-    def sign_answer(self, method: str, request_metadata: Any, body: bytes) -> Metadata:
+    def sign_answer(self, method: str, request_metadata: Metadata, body: bytes) -> Metadata:
         """Returns the metadata of the answer to an authentic request."""
         if not self.has_secret:
             return ()
@@ -206,7 +207,7 @@ class Signer:
         return ((_SIGNATURE, signature), (_NEXT, following))
 
     def problem_with_answer(
-        self, method: str, request_metadata: Metadata, metadata: Any, body: bytes
+        self, method: str, request_metadata: Metadata, metadata: Metadata | None, body: bytes
     ) -> str | None:
         """Returns why an answer is refused, or None if it is authentic; keeps its challenge."""
         if not self.has_secret:

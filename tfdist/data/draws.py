@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 from tensorflow.core.framework.dataset_pb2 import CompressedElement
@@ -79,7 +79,7 @@ class SeedGenerator:
         return None
 
 
-def generators(datasets: Iterable[Any]) -> list[SeedGenerator]:
+def generators(datasets: Iterable[object]) -> list[SeedGenerator]:
     """Returns the seed generators of datasets, each once.
 
     Args:
@@ -95,7 +95,7 @@ def generators(datasets: Iterable[Any]) -> list[SeedGenerator]:
     return list(found.values())
 
 
-def generators_of_opening(dataset: Any) -> list[SeedGenerator]:
+def generators_of_opening(dataset: object) -> list[SeedGenerator]:
     """Returns those generators of a dataset that draw when an iterator is made, and only then."""
     if not isinstance(dataset, tf.data.Dataset):
         return []
@@ -105,7 +105,7 @@ def generators_of_opening(dataset: Any) -> list[SeedGenerator]:
     return [generator for generator in found if generator not in later]
 
 
-def drawn(datasets: Iterable[Any]) -> list[int]:
+def drawn(datasets: Iterable[object]) -> list[int]:
     """Returns how many orders the shuffles of datasets have drawn in this process.
 
     Args:
@@ -117,7 +117,7 @@ def drawn(datasets: Iterable[Any]) -> list[int]:
     return [generator.draws for generator in generators(datasets)]
 
 
-def go_to(datasets: Iterable[Any], draws: Sequence[int]) -> list[str]:
+def go_to(datasets: Iterable[object], draws: Sequence[int]) -> list[str]:
     """Sets the shuffles of datasets to where they are in another process.
 
     The next iterators have the orders that they would have there. So a process can leave out a
@@ -140,7 +140,7 @@ def go_to(datasets: Iterable[Any], draws: Sequence[int]) -> list[str]:
 
 
 @contextlib.contextmanager
-def unchanged(*datasets: Any) -> Iterator[None]:
+def unchanged(*datasets: object) -> Iterator[None]:
     """Sets the shuffles of datasets back when the `with` block ends."""
     before = drawn(datasets)
     try:
@@ -293,7 +293,7 @@ def _state_of_shuffle() -> _State:
     return _Probe(tf.data.Dataset.range(0).shuffle(1, seed=1)).save()
 
 
-def _bytes_of_arrays(dataset: Any) -> int:
+def _bytes_of_arrays(dataset: tf.data.Dataset) -> int:
     own = sum(
         tensor.dtype.size * (tensor.shape.num_elements() or 0)
         for tensor in getattr(dataset, "_tensors", ())

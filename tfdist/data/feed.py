@@ -28,12 +28,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Container, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfdist.config.cluster import Cluster
 from tfdist.control.client import ControlClient
+from tfdist.control.encoding import JsonObject
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.service import Method
 from tfdist.control.waiting import Wait
@@ -45,6 +46,9 @@ from tfdist.errors import ClusterConfigError, NotInitializedError, TfdistError
 from tfdist.job import process
 from tfdist.ops.ps.client import ParameterClient
 from tfdist.ops.trace import events
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _log = logging.getLogger("tfdist.data")
 # Seconds between two reports of trained records, and the minimum. A lease is renewed three times.
@@ -587,7 +591,7 @@ def _direct(master: TaskMaster) -> Call:
     """Calls a master in this process."""
     handlers = master.handlers
 
-    def call(method: Method, request: Any, wait: float) -> dict[str, Any]:
+    def call(method: Method, request: DataclassInstance, wait: float) -> JsonObject:
         answer = handlers[method](request, ClientContext())
         if answer["status"] == "refused":
             raise ClusterConfigError(f"tfdist.data: {answer['reason']}")
@@ -597,7 +601,7 @@ def _direct(master: TaskMaster) -> Call:
 
 
 def _remote(control: ControlClient) -> Call:
-    def call(method: Method, request: Any, wait: float) -> dict[str, Any]:
+    def call(method: Method, request: DataclassInstance, wait: float) -> JsonObject:
         return control.call(method, request, wait, patient=True)
 
     return call

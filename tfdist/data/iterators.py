@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import DistributedData, Nested
 from tfdist.data.openings import Openings, Target, source_of, splits_batches
 from tfdist.data.position import InputPosition
+from tfdist.data.strategies import worker_input_of, workers_of
 
 # The classes of the iterators of `strategy.experimental_distribute_dataset(...)`, for which
 # TensorFlow, Keras and the functions that users decorate with tf.function ask.
@@ -32,9 +33,9 @@ _log = logging.getLogger("tfdist")
 def positioned(
     strategy: tf.distribute.Strategy,
     dataset: tf.data.Dataset | None,
-    distribute: Callable[[tf.data.Dataset], Any],
-    distributed: Any,
-) -> Any:
+    distribute: Callable[[tf.data.Dataset], DistributedData],
+    distributed: DistributedData,
+) -> DistributedData:
     """Returns a distributed dataset whose iterators can be saved.
 
     Args:
@@ -60,27 +61,28 @@ def positioned(
     return kind(distributed, openings)
 
 
-def plain(distributed: Any) -> Any:
+def plain(distributed: DistributedData) -> DistributedData:
     """Returns TensorFlow's own dataset, whose iterators do not count."""
     return getattr(distributed, "plain", distributed)
 
 
 def _as_now(strategy: tf.distribute.Strategy, distribute: Callable) -> Callable:
     """Distributes as now, also where a strategy distributes different data differently."""
-    settings = getattr(strategy.extended, "input_settings", None)
-    if settings is None:
+    worker_input = worker_input_of(strategy)
+    if worker_input is None:
         return distribute
+    settings = worker_input.input_settings
 
     @functools.wraps(distribute)
-    def with_settings(dataset: tf.data.Dataset) -> Any:
-        with strategy.extended.input(**settings):
+    def with_settings(dataset: tf.data.Dataset) -> DistributedData:
+        with worker_input.input(**settings):
             return distribute(dataset)
 
     return with_settings
 
 
-def _workers(strategy: Any) -> int:
-    communicator = getattr(strategy, "communicator", None)
+def _workers(strategy: tf.distribute.Strategy) -> int:
+    communicator = workers_of(strategy)
     return 1 if communicator is None else communicator.size
 
 
@@ -92,7 +94,7 @@ class _Positioned:
       openings: of the same data.
     """
 
-    def __init__(self, plain: Any, openings: Openings) -> None:
+    def __init__(self, plain: tf.distribute.DistributedDataset, openings: Openings) -> None:
         self.__dict__.update(vars(plain))
         self.plain = plain
         self.openings = openings
@@ -121,7 +123,10 @@ class PositionedIterator(DistributedIterator, tf.train.experimental.PythonState)
     """
 
     def __init__(
-        self, plain: DistributedIterator, openings: Openings | None, counter: Any = None
+        self,
+        plain: DistributedIterator,
+        openings: Openings | None,
+        counter: tf.Tensor | None = None,
     ) -> None:
         self.__dict__.update(vars(plain))
         self._openings = openings
@@ -134,13 +139,13 @@ class PositionedIterator(DistributedIterator, tf.train.experimental.PythonState)
                 self._count = ResourceVariable(openings.batches, dtype=tf.int64, trainable=False)
             self._counter = self._count.handle
 
-    def get_next(self, name: str | None = None) -> Any:
+    def get_next(self, name: str | None = None) -> Nested:
         """See `tf.distribute.DistributedIterator`."""
         batch = super().get_next(name)
         self._add(tf.constant(1, tf.int64))
         return batch
 
-    def get_next_as_optional(self) -> Any:
+    def get_next_as_optional(self) -> tf.experimental.Optional:
         """See `tf.distribute.DistributedIterator`."""
         batch = super().get_next_as_optional()
         self._add(tf.cast(batch.has_value(), tf.int64))

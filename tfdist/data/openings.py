@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 
+from tfdist._types import DistributedData
 from tfdist.data.draws import Drawing, generators, generators_of_opening
 from tfdist.data.order import (
     opens_at_first_element,
@@ -20,6 +21,7 @@ from tfdist.data.order import (
 from tfdist.data.pipeline import feed_of
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import restored, users_seed
+from tfdist.data.strategies import worker_input_of
 
 # A distributed dataset cannot be derived from another one by TensorFlow's public functions.
 from tfdist.internals.tensorflow import DistributedDataset, DistributedDatasetsFromFunction
@@ -101,7 +103,7 @@ class DistributedSource:
       distributed: the dataset.
     """
 
-    def __init__(self, distributed: Any) -> None:
+    def __init__(self, distributed: DistributedData) -> None:
         self._distributed = distributed
 
     def begin_at(
@@ -138,7 +140,7 @@ class TaskSource:
         return []
 
 
-def source_of(dataset: Any, distributed: Any) -> BatchSource:
+def source_of(dataset: object, distributed: DistributedData) -> BatchSource:
     """Returns the source of some data.
 
     Args:
@@ -194,8 +196,8 @@ class Openings:
     def __init__(
         self,
         source: BatchSource,
-        distribute: Callable[[tf.data.Dataset], Any],
-        distributed: Any,
+        distribute: Callable[[tf.data.Dataset], DistributedData],
+        distributed: DistributedData,
         splits_batches: Callable[[], bool],
     ) -> None:
         self.source = source
@@ -265,7 +267,7 @@ class Openings:
                 next_one.openings_read,
             )
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> tf.data.Iterator | tf.distribute.DistributedIterator:
         target, self._next = self.next_opening, None
         of_all = self._of_all(target.batches)
         opened = self.opening
@@ -332,7 +334,7 @@ class Openings:
         return batches if batches and self.splits_batches else 0
 
 
-def splits_batches(strategy: tf.distribute.Strategy, dataset: Any) -> bool:
+def splits_batches(strategy: tf.distribute.Strategy, dataset: object) -> bool:
     """Whether workers split each batch of a dataset, rather than share its files or its batches.
 
     Args:
@@ -342,15 +344,15 @@ def splits_batches(strategy: tf.distribute.Strategy, dataset: Any) -> bool:
     if not isinstance(dataset, tf.data.Dataset):
         return False
     policy = dataset.options().experimental_distribute.auto_shard_policy
-    shares_batches = getattr(strategy.extended, "shares_batches", None)
-    if shares_batches is not None:  # with parameter servers
-        return shares_batches and policy in (_Policy.AUTO, _Policy.DATA, _Policy.OFF)
+    worker_input = worker_input_of(strategy)
+    if worker_input is not None:  # with parameter servers
+        return worker_input.shares_batches and policy in (_Policy.AUTO, _Policy.DATA, _Policy.OFF)
     if not strategy.extended._in_multi_worker_mode():
         return True
     return policy == _Policy.DATA or (policy == _Policy.AUTO and not reads_files(dataset))
 
 
-def _components(distributed: Any) -> list[tf.data.Dataset]:
+def _components(distributed: DistributedData) -> list[tf.data.Dataset]:
     if isinstance(distributed, DistributedDatasetsFromFunction):
         return distributed._datasets
     if isinstance(distributed, DistributedDataset):
@@ -358,7 +360,7 @@ def _components(distributed: Any) -> list[tf.data.Dataset]:
     return [distributed]
 
 
-def _skip_own(distributed: Any, batches: int) -> Any:
+def _skip_own(distributed: DistributedData, batches: int) -> DistributedData:
     """Returns what a worker reads, without its first batches."""
     if isinstance(distributed, tf.data.Dataset):
         return distributed.skip(batches)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -101,7 +100,9 @@ def reshuffles(dataset: tf.data.Dataset) -> bool:
     return any(_reshuffles(node) for node, _ in _nodes(dataset))
 
 
-def reshuffling_parts(dataset: Any, at_once: bool = True) -> Iterator[tuple[Any, bool]]:
+def reshuffling_parts(
+    dataset: tf.data.Dataset, at_once: bool = True
+) -> Iterator[tuple[tf.data.Dataset, bool]]:
     """The parts of a dataset that draw another order each time that they are opened.
 
     Args:
@@ -139,32 +140,32 @@ def reads_files(dataset: tf.data.Dataset) -> bool:
     )
 
 
-def _nodes(dataset: Any, later: str = "") -> Iterator[tuple[Any, str]]:
+def _nodes(dataset: tf.data.Dataset, later: str = "") -> Iterator[tuple[tf.data.Dataset, str]]:
     """All datasets of a pipeline, each with the one after it, if any, that opens it later."""
     yield dataset, later
     for index, below in enumerate(dataset._inputs()):
         yield from _nodes(below, later or _opener(dataset, index))
 
 
-def _opener(dataset: Any, index: int) -> str:
+def _opener(dataset: tf.data.Dataset, index: int) -> str:
     """The kind of a dataset, if it opens its input number `index` later than itself; else empty."""
     kind = type(dataset).__name__
     is_opened_at_once = kind == "_ConcatenateDataset" and index == 0
     return "" if is_opened_at_once else _OPENS_LATER.get(kind, "")
 
 
-def _reshuffles(node: Any) -> bool:
+def _reshuffles(node: tf.data.Dataset) -> bool:
     return bool(
         getattr(node, "_reshuffle_each_iteration", False) or getattr(node, "_rerandomize", False)
     )
 
 
-def _is_unseeded(node: Any) -> bool:
+def _is_unseeded(node: tf.data.Dataset) -> bool:
     # Two zeros make TensorFlow draw seeds at random. In a graph they are constants.
     return not any(tf.get_static_value(seed) for seed in (node._seed, node._seed2))
 
 
-def _runs(node: Any, ops: tuple[str, ...]) -> bool:
+def _runs(node: tf.data.Dataset, ops: tuple[str, ...]) -> bool:
     """Whether a function of a dataset runs one of some ops, itself or in a function it calls."""
     for function in node._functions():
         definition = function.function.graph.as_graph_def()

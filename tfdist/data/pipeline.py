@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist._types import Nested
 from tfdist.data.feed import Feed
 from tfdist.data.stream import Batching, Stream
 
@@ -40,7 +40,7 @@ def mark(dataset: tf.data.Dataset, feed: Feed) -> tf.data.Dataset:
     return dataset
 
 
-def feed_of(dataset: Any) -> Feed | None:
+def feed_of(dataset: object) -> Feed | None:
     """Returns the feed that a dataset was made of, if any."""
     if not isinstance(dataset, tf.data.Dataset):
         return None
@@ -100,7 +100,7 @@ def tracked(dataset: tf.data.Dataset) -> tf.data.Dataset:
             streams[int(number)].batch(int(records))
         return records
 
-    def note(number: tf.Tensor, *elements: Any) -> Any:
+    def note(number: tf.Tensor, *elements: Nested) -> Nested:
         batch = elements if is_tuple else elements[0]
         records = _records(batch) if is_batched else tf.constant(1, tf.int64)
         noted = tf.numpy_function(count, [number, records], tf.int64)
@@ -187,7 +187,7 @@ def _refusal(feed: Feed, what: str) -> str:
     )
 
 
-def _records(batch: Any) -> tf.Tensor:
+def _records(batch: Nested) -> tf.Tensor:
     first = tf.nest.flatten(batch)[0]
     if isinstance(first, tf.SparseTensor):
         return first.dense_shape[0]

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -76,7 +76,9 @@ class DataTask:
         if not (is_loopback_name(host) and _confine_to_loopback(port)):
             _warn_of_open_port(cluster.task_name, port)
 
-    def _start(self, port: int, work_dir: str | None) -> Any:
+    def _start(
+        self, port: int, work_dir: str | None
+    ) -> tf.data.experimental.service.DispatchServer | tf.data.experimental.service.WorkerServer:
         service = tf.data.experimental.service
         if self._cluster.task_type == "data_dispatcher":
             return service.DispatchServer(

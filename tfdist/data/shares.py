@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from tfdist._types import AnyTensor, Nested
 
-def rows_of(batch: Any, shares: int | tf.Tensor, share: int | tf.Tensor) -> Any:
+
+def rows_of(batch: Nested, shares: int | tf.Tensor, share: int | tf.Tensor) -> Nested:
     """Returns one share of a batch's rows.
 
     Shares are cut as TensorFlow cuts them: of equal size, but the last ones may be short or empty.
@@ -28,7 +28,7 @@ def rows_of(batch: Any, shares: int | tf.Tensor, share: int | tf.Tensor) -> Any:
     size = (rows + shares - 1) // shares
     first, last = share * size, (share + 1) * size
 
-    def cut(value: Any) -> Any:
+    def cut(value: AnyTensor | None) -> AnyTensor | None:
         if value is None:
             return None
         if isinstance(value, tf.SparseTensor):
@@ -40,7 +40,7 @@ def rows_of(batch: Any, shares: int | tf.Tensor, share: int | tf.Tensor) -> Any:
     return tf.nest.map_structure(cut, batch)
 
 
-def _number_of_rows(leaf: Any) -> tf.Tensor:
+def _number_of_rows(leaf: AnyTensor) -> tf.Tensor:
     if isinstance(leaf, tf.RaggedTensor):
         return tf.cast(leaf.nrows(), tf.int32)
     if isinstance(leaf, tf.SparseTensor):

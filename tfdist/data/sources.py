@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist import _providers
+from tfdist._types import Nested
 from tfdist.data import feed as feeds
 from tfdist.data import files
 from tfdist.data.feed import Feed
@@ -71,7 +71,7 @@ def from_ranges(
 
 
 def from_arrays(
-    arrays: Any,
+    arrays: Nested,
     task_size: int = 1000,
     *,
     epochs: int | None = None,
@@ -116,7 +116,7 @@ def from_arrays(
     spec = Spec("arrays", records, task_size, about[:4000], (), epochs, shuffle, seed, lease)
     tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
 
-    def rows_of(numbers: tf.Tensor) -> Any:
+    def rows_of(numbers: tf.Tensor) -> Nested:
         # Here, not in the generator, whose Python would hold up the training.
         if shuffle:
             return tf.nest.map_structure(lambda column: tf.gather(column, numbers), tensors)
@@ -199,7 +199,7 @@ def from_files(
 
     if reader == "lines":
 
-        def read_lines(task: OwnedTask, rows: np.ndarray) -> Any:
+        def read_lines(task: OwnedTask, rows: np.ndarray) -> Nested:
             path, (_, offset, size) = path_of(task), task.place
             lines = files.lines_of(files.read(path, offset, size))
             if len(lines) != task.size:
@@ -210,11 +210,11 @@ def from_files(
             return np.array(lines, object)[rows]
 
         nothing = np.zeros(0, object)
-        signature: Any = tf.TensorSpec([None], tf.string)
+        signature: Nested = tf.TensorSpec([None], tf.string)
         unbatch = tf.data.Dataset.unbatch
         return _dataset(name, spec, describe, read_lines, nothing, signature, unbatch)
 
-    def read_records(task: OwnedTask, rows: np.ndarray) -> Any:
+    def read_records(task: OwnedTask, rows: np.ndarray) -> Nested:
         return path_of(task), np.int64(task.place[1]), np.int64(task.size), rows
 
     signature = (
@@ -235,9 +235,9 @@ def _dataset(
     name: str,
     spec: Spec,
     describe: Callable[[], Description],
-    read: Callable[[OwnedTask, np.ndarray], Any],
-    nothing: Any,
-    signature: Any,
+    read: Callable[[OwnedTask, np.ndarray], Nested],
+    nothing: Nested,
+    signature: Nested,
     records_of: Callable[[tf.data.Dataset], tf.data.Dataset],
 ) -> tf.data.Dataset:
     """Makes the dataset of a queue.
@@ -257,7 +257,7 @@ def _dataset(
     feed = feeds.current.feed(name, spec, describe)
     _providers.provider("follow_data_tasks")()
 
-    def chunks() -> Iterator[Any]:
+    def chunks() -> Iterator[Nested]:
         for task in feed.tasks():
             if task is None:
                 yield nothing

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,7 @@ class Round:
 
 
 def cyclades(
-    ids: Any, batch: int, workers: int, seed: int | None = None, epochs: int = 1
+    ids: np.ndarray | Sequence, batch: int, workers: int, seed: int | None = None, epochs: int = 1
 ) -> Iterator[Round]:
     """Divides sparse updates into rounds, and those into parts that share no ids.
 
@@ -90,7 +89,7 @@ def _rounds(
             yield Round(drawn, _parts(drawn, components, workers), len(components))
 
 
-def _flat(ids: Any) -> tuple[np.ndarray, np.ndarray]:
+def _flat(ids: np.ndarray | Sequence) -> tuple[np.ndarray, np.ndarray]:
     """All ids, and for each update the end of its own."""
     if isinstance(ids, Sequence) and not isinstance(ids, str) and len(ids):
         rows = [np.atleast_1d(np.asarray(row)) for row in ids]

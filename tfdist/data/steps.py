@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfdist.data import feed as feeds
 from tfdist.data.pipeline import feed_of
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 
 @contextlib.contextmanager
-def step(dataset: Any = None, batches: int = 1) -> Iterator[None]:
+def step(dataset: tf.data.Dataset | None = None, batches: int = 1) -> Iterator[None]:
     """A training step on the next batch of a dataset; for loops other than `fit`.
 
     With `ParameterServerStrategy` in the modes "async" and "ssp" the step's push commits the batch:
@@ -43,7 +46,7 @@ def step(dataset: Any = None, batches: int = 1) -> Iterator[None]:
     feed.train(batches)
 
 
-def commit(dataset: Any = None, batches: int = 1) -> None:
+def commit(dataset: tf.data.Dataset | None = None, batches: int = 1) -> None:
     """Says that the next batch of a dataset is trained; for loops other than `fit`.
 
     Call it after each step, where `step` cannot be used. A strategy that distributes the dataset
@@ -69,7 +72,7 @@ def commit(dataset: Any = None, batches: int = 1) -> None:
     _feed(dataset).train(batches)
 
 
-def _feed(dataset: Any) -> feeds.Feed:
+def _feed(dataset: tf.data.Dataset | None) -> feeds.Feed:
     """Returns the feed of a dataset; without one, of the only dataset that this process reads."""
     if dataset is not None:
         feed = feed_of(dataset)

@@ -6,9 +6,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from tfdist.control.client import RefusedError, SilentError, UnreachableError
+from tfdist.control.encoding import JsonObject
 from tfdist.control.waiting import Wait
 from tfdist.elastic.joining import Joining
 from tfdist.elastic.peers import Outside, Peers, listed, member_of
@@ -218,7 +218,7 @@ class Agreement:
             self._pass(leader)
             return None
 
-    def _call_leader(self, leader: Member, wait: float) -> dict[str, Any] | None:
+    def _call_leader(self, leader: Member, wait: float) -> JsonObject | None:
         """Returns a leader's answer; None if it gives none, and is then passed over for a time."""
         request = self._peers.form_request(wait)
         for attempt in range(2):

@@ -21,7 +21,6 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -72,7 +71,7 @@ class AtomicStep:
         self._shadows: dict[int, ResourceVariable] = {}
         self._copies: list[_Copies] = []
 
-    def make_atomic(self, graph: Any) -> None:
+    def make_atomic(self, graph: func_graph.FuncGraph) -> None:
         """Makes a function that is being traced atomic.
 
         Args:
@@ -108,7 +107,9 @@ class AtomicStep:
                 known.add(id(handle))
                 self.written.append(handle)
 
-    def add_copies(self, handles: list[tf.Tensor]) -> tuple[list[ResourceVariable], Any]:
+    def add_copies(
+        self, handles: list[tf.Tensor]
+    ) -> tuple[list[ResourceVariable], ResourceVariable]:
         """Prepares the copies of a function.
 
         Args:
@@ -149,7 +150,7 @@ def written(op: tf.Operation) -> Iterator[tf.Tensor]:
                 yield resource
 
 
-def _with_gates(trace: Callable[..., Any]) -> Callable[..., Any]:
+def _with_gates(trace: Callable[..., func_graph.FuncGraph]) -> Callable[..., func_graph.FuncGraph]:
     """Returns a function that traces as `trace` does, and holds the writes of atomic steps back."""
 
     @functools.wraps(trace)
@@ -169,7 +170,7 @@ def _with_gates(trace: Callable[..., Any]) -> Callable[..., Any]:
 func_graph.func_graph_from_py_func = _with_gates(func_graph.func_graph_from_py_func)
 
 
-def _hold_back_writes(graph: Any, step: AtomicStep) -> list[tf.Operation]:
+def _hold_back_writes(graph: func_graph.FuncGraph, step: AtomicStep) -> list[tf.Operation]:
     """Returns new operations that the function must run."""
     operations = graph.get_operations()
     collectives = [op for op in operations if communicates(op.node_def, graph)]
@@ -251,7 +252,7 @@ def _with_ancestors(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     return found
 
 
-def communicates(node: Any, graph: Any) -> bool:
+def communicates(node: tf.compat.v1.NodeDef, graph: func_graph.FuncGraph) -> bool:
     """Whether an operation is a collective, or a call of a function that has one."""
     if "communicator" in node.attr and "key" in node.attr:
         return True
@@ -263,9 +264,11 @@ def communicates(node: Any, graph: Any) -> bool:
     )
 
 
-def _variables(graph: Any, writes: list[tuple[tf.Operation, tf.Tensor]]) -> list[tf.Tensor]:
+def _variables(
+    graph: func_graph.FuncGraph, writes: list[tuple[tf.Operation, tf.Tensor]]
+) -> list[tf.Tensor]:
     """Returns the resources of `writes` that are variables; warns of the others."""
-    found: dict[Any, tf.Tensor] = {}
+    found: dict[object, tf.Tensor] = {}
     for op, resource in writes:
         if type_of(resource) is not None:
             found[resource.ref()] = resource
@@ -280,7 +283,7 @@ def _variables(graph: Any, writes: list[tuple[tf.Operation, tf.Tensor]]) -> list
     return list(found.values())
 
 
-def _eager(graph: Any, tensor: tf.Tensor) -> tf.Tensor | None:
+def _eager(graph: func_graph.FuncGraph, tensor: tf.Tensor) -> tf.Tensor | None:
     """Returns what a function's graph, or a function around it, has captured as `tensor`.
 
     `None` if it has captured nothing: the variable is the function's own, and new in each call.

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._types import Nested
+
 _COUNT = 256
 _MAX_OTHERS = 1 / 50
 _CLOSE = 1e-3  # relative to the largest value
 
 
-def values_of(data: Any) -> list[float]:
+def values_of(data: Nested) -> list[float]:
     """Returns values of arrays, as many for each; none of other data.
 
     Args:
@@ -55,7 +57,7 @@ def differences(own: Sequence[float], theirs: Sequence[float]) -> str:
     )
 
 
-def _arrays(data: Any) -> Iterator[np.ndarray]:
+def _arrays(data: Nested) -> Iterator[np.ndarray]:
     if isinstance(data, dict):
         for key in sorted(data, key=str):
             yield from _arrays(data[key])

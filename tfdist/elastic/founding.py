@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tfdist.control.client import RefusedError, UnreachableError
+from tfdist.control.encoding import JsonObject
 from tfdist.control.held_calls import ClientContext
 from tfdist.elastic.peers import Peers
 from tfdist.elastic.protocol import messages
@@ -126,7 +127,7 @@ class Founding:
             wait=max(0.0, wait),
         )
         if leader == self._peers.me.address:
-            answer = self._peers.state.admit_founder(request, ClientContext())
+            answer: JsonObject = self._peers.state.admit_founder(request, ClientContext())
             if answer["status"] == "refused":
                 raise ClusterConfigError(f"{self._peers.me}: {answer['reason']}")
         else:

@@ -90,10 +90,10 @@ class Unit:
     """
 
     name: str
-    call: Callable[[], Any]
+    call: Callable[[], object]
     undo: Callable[[], None] = lambda: None
     written: Callable[[], Sequence[tf.Tensor]] = tuple
-    healed: Callable[[], Any] = lambda: None
+    healed: Callable[[], object] = lambda: None
     admits: bool = False
     lets_leave: bool = True
     is_whole: bool = False

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from tfdist.control.client import RefusedError, UnreachableError
+from tfdist.control.encoding import JsonObject
 from tfdist.elastic.founding import Founding
 from tfdist.elastic.peers import CallOver, Peers, member_of
 from tfdist.elastic.protocol import messages
@@ -152,7 +152,7 @@ class Joining:
                 return None
             self._peers.pause(self._peers.timing.check)
 
-    def _call_as_newcomer(self, address: str, name: str) -> dict[str, Any]:
+    def _call_as_newcomer(self, address: str, name: str) -> JsonObject:
         request = self._peers.form_request(self._peers.poll)
         try:
             return self._peers.probes.call(address, name, messages.ELASTIC_FORM, request)

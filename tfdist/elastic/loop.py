@@ -18,7 +18,8 @@ from tfdist.preemption.notice import notice
 
 _log = logging.getLogger("tfdist.elastic")
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
+Function = TypeVar("Function", bound=Callable)
 
 
 def run(function: Function) -> Function:
@@ -67,7 +68,7 @@ def run(function: Function) -> Function:
     """
 
     @functools.wraps(function)
-    def until_all_return(state: ObjectState, *args: Any, **kwargs: Any) -> Any:
+    def until_all_return(state: ObjectState, *args: object, **kwargs: object) -> Any:
         if not isinstance(state, ObjectState):
             raise TypeError(
                 f"tfdist.elastic.run: expected a state as first argument of "
@@ -84,7 +85,7 @@ def run(function: Function) -> Function:
     return until_all_return  # type: ignore[return-value]
 
 
-def _run(job: ElasticJob, state: ObjectState, function: Callable[[], Any]) -> Any:
+def _run(job: ElasticJob, state: ObjectState, function: Callable[[], _Result]) -> _Result:
     while True:
         with contextlib.suppress(HostsUpdatedInterrupt, LeftBehindError):
             try:

@@ -24,9 +24,9 @@ class OwedCalls:
     """The calls that one member owes, in the order in which rank 0 makes the calls."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[str, Callable[[], None]]] = []
+        self._calls: list[tuple[str, Callable[[], object]]] = []
 
-    def add(self, what: str, call: Callable[[], None]) -> None:
+    def add(self, what: str, call: Callable[[], object]) -> None:
         """Notes a call that rank 0 makes now.
 
         Args:

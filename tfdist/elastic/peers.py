@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from tfdist.control import callers
 from tfdist.control.client import ANSWER_MARGIN
@@ -189,7 +188,7 @@ class Peers:
         members = reference.members if reference is not None else ()
         return [member.process for member in members if member.process in dead]
 
-    def received(self, answer: Mapping[str, Any]) -> Generation:
+    def received(self, answer: Mapping[str, object]) -> Generation:
         generation = generation_of(answer.get("generation"))
         if self.me.process not in generation:
             raise ClusterConfigError(
@@ -252,7 +251,7 @@ def listed(members: Iterable[Member]) -> str:
     return ", ".join(map(str, members))
 
 
-def generation_of(fields: Any) -> Generation:
+def generation_of(fields: object) -> Generation:
     """Returns the generation in an answer; raises ClusterConfigError if there is none."""
     try:
         return Generation.from_fields(fields)
@@ -260,7 +259,7 @@ def generation_of(fields: Any) -> Generation:
         raise ClusterConfigError(f"in another member's answer: {error}") from None
 
 
-def member_of(fields: Any) -> Member:
+def member_of(fields: object) -> Member:
     """Returns the member in an answer; raises ClusterConfigError if there is none."""
     try:
         return Member.from_fields(fields)

@@ -16,10 +16,10 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from tfdist._types import Nested
 from tfdist.config.validation import show
 
 _SCALARS = (bool, int, float, str, type(None))
@@ -27,7 +27,7 @@ _SCALARS = (bool, int, float, str, type(None))
 _KINDS = "biufcUSmM"
 
 
-def encode(values: Mapping[str, Any], owner: str) -> bytes:
+def encode(values: Mapping[str, Nested], owner: str) -> bytes:
     """Returns values as bytes.
 
     Args:
@@ -40,7 +40,7 @@ def encode(values: Mapping[str, Any], owner: str) -> bytes:
     """
     arrays: dict[str, np.ndarray] = {}
 
-    def packed(value: Any, name: str) -> Any:
+    def packed(value: Nested, name: str) -> object:
         # Subclasses, such as enum's and collections', would come out as something else.
         if type(value) in _SCALARS:
             return value
@@ -74,7 +74,7 @@ def encode(values: Mapping[str, Any], owner: str) -> bytes:
     return buffer.getvalue()
 
 
-def decode(content: bytes) -> dict[str, Any]:
+def decode(content: bytes) -> dict[str, Nested]:
     """Returns the values that `encode` was given, as new objects.
 
     Raises:
@@ -90,7 +90,7 @@ def decode(content: bytes) -> dict[str, Any]:
         ) from error
 
 
-def _decoded(content: bytes) -> dict[str, Any]:
+def _decoded(content: bytes) -> dict[str, Nested]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         for entry in archive.infolist():
             if entry.compress_type != zipfile.ZIP_STORED:
@@ -99,13 +99,13 @@ def _decoded(content: bytes) -> dict[str, Any]:
         values = json.loads(found["json"].tobytes())
         used: set[int] = set()
 
-        def array(index: Any) -> np.ndarray:
+        def array(index: object) -> np.ndarray:
             if type(index) is not int or index in used:
                 raise ValueError(f"expected an array that is used once, received {show(index)}")
             used.add(index)
             return found[f"array_{index}"]
 
-        def unpacked(value: Any) -> Any:
+        def unpacked(value: object) -> Nested:
             if isinstance(value, list):
                 raise ValueError("expected the kind of a list, received none")
             if not isinstance(value, dict):
@@ -128,7 +128,7 @@ def _decoded(content: bytes) -> dict[str, Any]:
         return {name: unpacked(value) for name, value in values.items()}
 
 
-def _key(key: Any, name: str, owner: str) -> Any:
+def _key(key: object, name: str, owner: str) -> object:
     if type(key) not in _SCALARS:
         raise TypeError(
             f"{owner}: expected numbers or texts as keys of {name!r}, received {_type(key)}"
@@ -136,7 +136,7 @@ def _key(key: Any, name: str, owner: str) -> Any:
     return key
 
 
-def _type(value: Any) -> str:
+def _type(value: object) -> str:
     kind = type(value)
     return (
         kind.__qualname__

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from tfdist.control.client import RefusedError, UnreachableError
 from tfdist.control.held_calls import ClientContext
@@ -77,7 +76,7 @@ class RecordServer:
 
     def answer(
         self, request: messages.ElasticRecordRequest, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Answers one request.
 
         Returns:
@@ -244,7 +243,7 @@ class MemberRecords:
                 raise _Gone
             return content
 
-    def _call(self, address: str, call: int, part: str, offset: int) -> dict[str, Any] | None:
+    def _call(self, address: str, call: int, part: str, offset: int) -> dict[str, object] | None:
         request = messages.ElasticRecordRequest(
             self._peers.fingerprint,
             self._peers.me.process,

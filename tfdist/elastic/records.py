@@ -218,7 +218,7 @@ class _Part:
     read: Callable[[int, int], bytes]
 
 
-def _shape(value: Any) -> dict[str, Any]:
+def _shape(value: dict[str, Any]) -> dict[str, object]:
     sizes = value["shape"]
     if not isinstance(sizes, list) or any(type(size) is not int or size < 0 for size in sizes):
         raise ValueError(f"expected a shape, received {show(sizes)}")

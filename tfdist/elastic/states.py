@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import KerasModel, KerasOptimizer, KerasVariable
 from tfdist.elastic.atomic_step import read
 from tfdist.elastic.job import ElasticJob, Unit
 from tfdist.elastic.notice import ElasticTraining
@@ -67,7 +67,7 @@ class ObjectState:
     ```
     """
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: object) -> None:
         for name in values:
             if name.startswith("_") or hasattr(self, name):
                 raise ValueError(
@@ -76,7 +76,7 @@ class ObjectState:
                 )
         self._names = tuple(values)
         self._job: ElasticJob | None = None
-        self._reset_callbacks: list[Callable[[], Any]] = []
+        self._reset_callbacks: list[Callable[[], object]] = []
         for name, value in values.items():
             setattr(self, name, value)
         self._keep()
@@ -145,7 +145,7 @@ class ObjectState:
             self.on_reset()
             self._keep()
 
-    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Registers functions to call each time the members have changed, such as a new rate.
 
         They change the state in the same way on all members, and may use `tfdist.size()`.
@@ -239,7 +239,7 @@ class TensorFlowState(ObjectState):
     ```
     """
 
-    def __init__(self, variables: Iterable[Any], **values: Any) -> None:
+    def __init__(self, variables: Iterable[KerasVariable], **values: object) -> None:
         self.variables = list(variables)
         super().__init__(**values)
 
@@ -268,7 +268,9 @@ class TensorFlowKerasState(ObjectState):
     ```
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, **values: Any) -> None:
+    def __init__(
+        self, model: KerasModel, optimizer: KerasOptimizer | None = None, **values: object
+    ) -> None:
         if not hasattr(model, "trainable_variables") or not hasattr(model, "weights"):
             raise TypeError(f"{self._name}: expected a model of Keras, received {model!r}")
         if not getattr(model, "built", True):
@@ -336,7 +338,7 @@ class _SharedState:
         """Does nothing: the program decides what to save to files, and when."""
 
 
-def _build(optimizer: Any, model: Any) -> None:
+def _build(optimizer: KerasOptimizer, model: KerasModel) -> None:
     """Makes the optimizer's variables, which a newcomer receives before its first step."""
     build = getattr(optimizer, "build", None) or getattr(optimizer, "_create_all_weights", None)
     if build is None or getattr(optimizer, "built", False):
@@ -345,7 +347,7 @@ def _build(optimizer: Any, model: Any) -> None:
         build(model.trainable_variables)
 
 
-def _resources(variables: Sequence[Any], owner: str) -> list[tf.Tensor]:
+def _resources(variables: Sequence[KerasVariable], owner: str) -> list[tf.Tensor]:
     found: dict[int, tf.Tensor] = {}
     for position, variable in enumerate(variables):
         value = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)

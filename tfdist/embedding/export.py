@@ -5,18 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from tfdist._types import KerasLayer, KerasModel
 from tfdist.embedding import saved_tables
 from tfdist.embedding.layer_base import RemoteEmbedding
 from tfdist.embedding.static_table import StaticTable
 from tfdist.embedding.table import EmbeddingTable
 
+if TYPE_CHECKING:
+    from keras.export import ExportArchive
 
-def export_for_serving(model: Any, path: str, input_signature: Any = None) -> None:
+
+def export_for_serving(
+    model: KerasModel, path: str, input_signature: Sequence[tf.TensorSpec] | None = None
+) -> None:
     """Writes a model as a plain SavedModel, with the current rows of its tables.
 
     The SavedModel needs only TensorFlow and gives the results of `model.predict`: each table
@@ -67,7 +73,10 @@ def export_for_serving(model: Any, path: str, input_signature: Any = None) -> No
 
 
 def export_small(
-    model: Any, path: str, verbose: bool | None = None, input_signature: Any = None
+    model: KerasModel,
+    path: str,
+    verbose: bool | None = None,
+    input_signature: Sequence[tf.TensorSpec] | None = None,
 ) -> None:
     """Exports as `export_for_serving`, but refuses large tables; for Keras's own `model.export`.
 
@@ -87,7 +96,7 @@ def export_small(
         print(f"Saved artifact at '{path}'.")
 
 
-def tables_of(model: Any) -> list[EmbeddingTable]:
+def tables_of(model: KerasModel) -> list[EmbeddingTable]:
     """Returns the tables that a model's layers have used, each once."""
     tables = []
     for layer in _layers(model):
@@ -97,11 +106,13 @@ def tables_of(model: Any) -> list[EmbeddingTable]:
     return list(dict.fromkeys(tables))
 
 
-def _layers(model: Any) -> Iterator[Any]:
+def _layers(model: KerasModel) -> Iterator[KerasLayer]:
     return model._flatten_layers()
 
 
-def _archive_of_keras(model: Any, statics: list[StaticTable], signature: Any) -> Any:
+def _archive_of_keras(
+    model: KerasModel, statics: list[StaticTable], signature: Sequence[tf.TensorSpec] | None
+) -> ExportArchive:
     from keras.export import ExportArchive
     from keras.src.export.export_utils import get_input_signature
 
@@ -112,7 +123,9 @@ def _archive_of_keras(model: Any, statics: list[StaticTable], signature: Any) ->
     return archive
 
 
-def _archive_of_tf_keras(model: Any, statics: list[StaticTable], signature: Any) -> Any:
+def _archive_of_tf_keras(
+    model: KerasModel, statics: list[StaticTable], signature: Sequence[tf.TensorSpec] | None
+) -> ExportArchive:
     from tf_keras.export import ExportArchive
 
     archive = ExportArchive()

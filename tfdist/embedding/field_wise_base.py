@@ -7,9 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import AnyTensor
 from tfdist.embedding import ids as id_kinds
 from tfdist.embedding.fields import field_ids, pooled_by_slot
+from tfdist.embedding.initializers import AnyInitializer
 from tfdist.embedding.lookup import rows_of
+from tfdist.embedding.optimizers import AnyRowOptimizer
 from tfdist.embedding.table import EmbeddingTable
 from tfdist.keras.substitute_rows.calls import looked_up
 
@@ -39,8 +42,8 @@ class RemoteFieldWise(_Base):
         self,
         output_dim: int = 64,
         slots: Sequence[int] | None = None,
-        optimizer: Any = "adagrad",
-        initializer: Any = "uniform",
+        optimizer: AnyRowOptimizer = "adagrad",
+        initializer: AnyInitializer = "uniform",
         combiner: str = "sum",
         *,
         tables: Sequence[EmbeddingTable] | None = None,
@@ -92,7 +95,7 @@ class RemoteFieldWise(_Base):
         """All tables of the layer; empty until their names are known."""
         return super().tables if self._slot_tables is None else list(self._slot_tables)
 
-    def ids_by_table(self, inputs: Any) -> list[tuple[EmbeddingTable, Any]]:
+    def ids_by_table(self, inputs: AnyTensor) -> list[tuple[EmbeddingTable, tf.Tensor]]:
         """Returns the ids that a call with these inputs looks up, for prefetching."""
         ids, slots = self._columns(inputs)
         if self._slot_tables is None:
@@ -102,7 +105,7 @@ class RemoteFieldWise(_Base):
             for slot, table in enumerate(self._slot_tables)
         ]
 
-    def _columns(self, inputs: Any) -> tuple[tf.Tensor, list[int]]:
+    def _columns(self, inputs: AnyTensor) -> tuple[tf.Tensor, list[int]]:
         """Returns the ids, int64[batch, columns], and each column's slot."""
         who = f"field-wise embedding layer {self.name!r}"
         if isinstance(inputs, tf.RaggedTensor | tf.SparseTensor):
@@ -123,7 +126,9 @@ class RemoteFieldWise(_Base):
             )
         return ids, slots
 
-    def _look_up(self, inputs: Any, weights: Any, training: bool | None) -> tf.Tensor:
+    def _look_up(
+        self, inputs: AnyTensor, weights: AnyTensor | None, training: bool | None
+    ) -> tf.Tensor:
         ids, slots = self._columns(inputs)
         variable = self._variable()
         if variable is None:
@@ -148,7 +153,7 @@ class RemoteFieldWise(_Base):
             return rows
         return tf.gather(rows, [order.index(column) for column in range(len(slots))], axis=1)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Returns the arguments, from which `from_config` makes an equal layer."""
         config = super().get_config()
         config.pop("input_dim", None)

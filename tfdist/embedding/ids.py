@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
+
+from tfdist._types import AnyTensor
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 
@@ -50,7 +52,7 @@ def checked(ids: tf.Tensor, input_dim: int | None, table: str) -> tf.Tensor:
         return tf.identity(ids)
 
 
-def flat_values(ids: Any) -> tf.Tensor:
+def flat_values(ids: AnyTensor) -> tf.Tensor:
     """Returns the ids of a dense, ragged or sparse tensor as int64."""
     if isinstance(ids, tf.RaggedTensor):
         return as_int64(ids.flat_values)
@@ -65,7 +67,11 @@ def clipped(rows: tf.Tensor, max_norm: float | None) -> tf.Tensor:
 
 
 def safe(
-    ids: Any, weights: Any, combiner: str, default_id: int | str | None, drops_negative: bool
+    ids: tf.SparseTensor | tf.RaggedTensor,
+    weights: AnyTensor | None,
+    combiner: str,
+    default_id: int | str | None,
+    drops_negative: bool,
 ) -> tuple[tf.SparseTensor, tf.SparseTensor | None]:
     """Removes invalid ids, and gives a default id to each example without a valid one.
 
@@ -131,7 +137,9 @@ def _strides(shape: tf.Tensor) -> tf.Tensor:
     return tf.math.cumprod(shape, exclusive=True, reverse=True)
 
 
-def combined(ids: Any, rows: tf.Tensor, weights: Any, combiner: str | None) -> Any:
+def combined(
+    ids: AnyTensor, rows: tf.Tensor, weights: AnyTensor | None, combiner: str | None
+) -> tf.Tensor | tf.RaggedTensor:
     """Gives rows the shape of their ids, and combines the rows of each example.
 
     Args:
@@ -176,7 +184,9 @@ def _of_dense(rows: tf.Tensor, weights: tf.Tensor | None, combiner: str) -> tf.T
     return tf.math.divide_no_nan(total, _divisor(weights, combiner, tf.reduce_sum)[..., tf.newaxis])
 
 
-def _of_sparse(ids: tf.SparseTensor, rows: tf.Tensor, weights: Any, combiner: str) -> tf.Tensor:
+def _of_sparse(
+    ids: tf.SparseTensor, rows: tf.Tensor, weights: tf.Tensor | None, combiner: str
+) -> tf.Tensor:
     if ids.shape.rank == 2:
         return _of_segments(rows, ids.indices[:, 0], ids.dense_shape[0], weights, combiner)
     lead = ids.dense_shape[:-1]
@@ -186,7 +196,9 @@ def _of_sparse(ids: tf.SparseTensor, rows: tf.Tensor, weights: Any, combiner: st
     return tf.ensure_shape(result, ids.shape[:-1].concatenate(rows.shape[-1:]))
 
 
-def _of_ragged(ids: tf.RaggedTensor, rows: tf.Tensor, weights: Any, combiner: str) -> Any:
+def _of_ragged(
+    ids: tf.RaggedTensor, rows: tf.Tensor, weights: tf.Tensor | None, combiner: str
+) -> tf.Tensor | tf.RaggedTensor:
     if ids.flat_values.shape.rank != 1:
         raise ValueError(
             "an embedding's ragged ids: expected the last dimension to be ragged, received shape "
@@ -199,7 +211,9 @@ def _of_ragged(ids: tf.RaggedTensor, rows: tf.Tensor, weights: Any, combiner: st
     return result
 
 
-def _of_segments(rows: Any, segments: Any, count: Any, weights: Any, combiner: str) -> tf.Tensor:
+def _of_segments(
+    rows: tf.Tensor, segments: tf.Tensor, count: tf.Tensor, weights: tf.Tensor | None, combiner: str
+) -> tf.Tensor:
     def add(values: tf.Tensor) -> tf.Tensor:
         return tf.math.unsorted_segment_sum(values, segments, count)
 
@@ -211,14 +225,14 @@ def _of_segments(rows: Any, segments: Any, count: Any, weights: Any, combiner: s
     return tf.math.divide_no_nan(total, _divisor(weights, combiner, add)[:, tf.newaxis])
 
 
-def _divisor(weights: tf.Tensor, combiner: str, add: Any) -> tf.Tensor:
+def _divisor(weights: tf.Tensor, combiner: str, add: Callable[..., tf.Tensor]) -> tf.Tensor:
     axis = (-1,) if add is tf.reduce_sum else ()
     if combiner == "mean":
         return add(weights, *axis)
     return tf.sqrt(add(tf.square(weights), *axis))
 
 
-def _check_kinds(ids: Any, weights: Any) -> None:
+def _check_kinds(ids: AnyTensor, weights: AnyTensor | None) -> None:
     if weights is None or not (_is_composite(ids) or _is_composite(weights)):
         return
     if type(weights) is not type(ids):
@@ -228,11 +242,11 @@ def _check_kinds(ids: Any, weights: Any) -> None:
         )
 
 
-def _is_composite(value: Any) -> bool:
+def _is_composite(value: object) -> bool:
     return isinstance(value, tf.RaggedTensor | tf.SparseTensor)
 
 
-def _values(value: Any) -> tf.Tensor:
+def _values(value: AnyTensor) -> tf.Tensor:
     if isinstance(value, tf.RaggedTensor):
         return value.flat_values
     return value.values if isinstance(value, tf.SparseTensor) else tf.convert_to_tensor(value)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
+from tfdist._types import KerasInitializer
 from tfdist.ops.ps.table_config import InitializerKind, RowInitializer
 
 _Kind = InitializerKind
@@ -26,7 +27,13 @@ _NAMED: dict[str, tuple[int, float, float]] = {
 _TRUNCATED = 0.87962566103423978
 
 
-def get(initializer: Any, table: str, input_dim: int | None, output_dim: int) -> RowInitializer:
+# A name, an initializer of Keras 3 or tf_keras, or its saved configuration; see `get`.
+AnyInitializer: TypeAlias = "KerasInitializer | dict[str, Any] | str"
+
+
+def get(
+    initializer: AnyInitializer, table: str, input_dim: int | None, output_dim: int
+) -> RowInitializer:
     """Converts an initializer to the servers' form.
 
     Args:
@@ -54,7 +61,9 @@ def get(initializer: Any, table: str, input_dim: int | None, output_dim: int) ->
     return RowInitializer(kind, a, b, seed if isinstance(seed, int) else _seed_of(table))
 
 
-def _describe(initializer: Any, input_dim: int | None, width: int) -> tuple[int, float, float]:
+def _describe(
+    initializer: KerasInitializer, input_dim: int | None, width: int
+) -> tuple[int, float, float]:
     name = type(initializer).__name__
     config = initializer.get_config() if hasattr(initializer, "get_config") else {}
     if name == "Zeros":
@@ -81,7 +90,7 @@ def _describe(initializer: Any, input_dim: int | None, width: int) -> tuple[int,
     )
 
 
-def _scaled(initializer: Any, rows: int, width: int) -> tuple[int, float, float]:
+def _scaled(initializer: KerasInitializer, rows: int, width: int) -> tuple[int, float, float]:
     """Converts Keras's VarianceScaling and its subclasses."""
     fan = {"fan_in": rows, "fan_out": width, "fan_avg": (rows + width) / 2}[initializer.mode]
     variance = initializer.scale / max(1.0, fan)

@@ -8,10 +8,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist._types import AnyTensor
 from tfdist.embedding.field_wise_base import RemoteFieldWise
 from tfdist.embedding.layer_base import (
     ROWS_OF_TABLE,
     RemoteEmbedding,
+    Store,
     load_rows,
     save_rows,
 )
@@ -43,12 +45,12 @@ class _SharedRows(keras.layers.Layer):
             table.shared_rows = cls(table)
         return table.shared_rows
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: Store) -> None:
         """Saves the rows, which it fetches from the servers."""
         if self.table.is_used:
             save_rows(store, self.table)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Store) -> None:
         """Sends the saved rows to the servers."""
         load_rows(store, self.table)
 
@@ -75,7 +77,7 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
     ```
     """
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: tf.TensorShape | tuple | None = None) -> None:
         """Makes the variable that represents the table."""
         if self._shared_table is None:
             self.rows = self._make_rows((0, self.output_dim), ROWS)
@@ -83,7 +85,9 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
             self.rows = self._rows_of(self._shared_table)
         self.built = True
 
-    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+    def call(
+        self, inputs: AnyTensor, weights: AnyTensor | None = None, training: bool | None = None
+    ) -> tf.Tensor | tf.RaggedTensor:
         """Looks up rows.
 
         Args:
@@ -108,14 +112,14 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
         }
         return super().from_config({**config, **shared})
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: Store) -> None:
         """Saves the table's name, and its rows, which it fetches from the servers."""
         super().save_own_variables(store)
         if self._own_table is not None:
             store[_TABLE] = np.frombuffer(self._own_table.name.encode(), np.uint8)
             save_rows(store, self._own_table)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Store) -> None:
         """Takes the saved table's name, and sends its rows to the servers."""
         names = list(store.keys())
         own = (_TABLE, ROWS_OF_TABLE)
@@ -178,7 +182,7 @@ class FieldWiseEmbedding(RemoteFieldWise, Embedding):
     ```
     """
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: tf.TensorShape | tuple | None = None) -> None:
         """Makes the variables that represent the tables."""
         if self._slot_tables is not None:
             self.shared_rows_by_slot = [_SharedRows.of(table) for table in self._slot_tables]

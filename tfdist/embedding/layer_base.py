@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist._types import AnyTensor
 from tfdist.embedding import ids as id_kinds
 from tfdist.embedding import optimizers
+from tfdist.embedding.initializers import AnyInitializer
 from tfdist.embedding.lookup import check_max_norm, rows_of
+from tfdist.embedding.optimizers import AnyRowOptimizer
 from tfdist.embedding.table import ROWS, EmbeddingTable
 from tfdist.keras.substitute_rows.calls import looked_up
+
+if TYPE_CHECKING:
+    import h5py
 
 # The prefix of a table's columns in a saved layer.
 ROWS_OF_TABLE = "rows_"
@@ -26,13 +33,17 @@ _TABLE_ARGUMENTS = tuple(
 )
 
 
-def save_rows(store: Any, table: EmbeddingTable, prefix: str = ROWS_OF_TABLE) -> None:
+# The variables of a layer in a saved model, by name: a dict, or a group of an HDF5 file.
+Store: TypeAlias = "MutableMapping[str, np.ndarray] | h5py.Group"
+
+
+def save_rows(store: Store, table: EmbeddingTable, prefix: str = ROWS_OF_TABLE) -> None:
     """Adds a table's rows to the saved variables of a layer, under names with a prefix."""
     for name, column in table.columns().items():
         store[prefix + name] = column
 
 
-def load_rows(store: Any, table: EmbeddingTable, prefix: str = ROWS_OF_TABLE) -> None:
+def load_rows(store: Store, table: EmbeddingTable, prefix: str = ROWS_OF_TABLE) -> None:
     """Sends the rows of `save_rows` to the servers, if there are any."""
     names = [name for name in store.keys() if name.startswith(prefix)]  # noqa: SIM118
     columns = {name.removeprefix(prefix): np.array(store[name]) for name in names}
@@ -68,8 +79,8 @@ class RemoteEmbedding(_Base):
         self,
         input_dim: int | None = None,
         output_dim: int = 64,
-        optimizer: Any = "adagrad",
-        initializer: Any = "uniform",
+        optimizer: AnyRowOptimizer = "adagrad",
+        initializer: AnyInitializer = "uniform",
         combiner: str | None = None,
         *,
         prefetch: bool = False,
@@ -142,7 +153,7 @@ class RemoteEmbedding(_Base):
         """All tables of the layer; empty until their names are known."""
         return [self.table] if self.has_table else []
 
-    def ids_by_table(self, inputs: Any) -> list[tuple[EmbeddingTable, Any]]:
+    def ids_by_table(self, inputs: AnyTensor) -> list[tuple[EmbeddingTable, AnyTensor]]:
         """Returns the ids that a call with these inputs looks up, for prefetching."""
         return [(self.table, self._valid(inputs, None)[0])]
 
@@ -163,7 +174,9 @@ class RemoteEmbedding(_Base):
         name = self.name if parameters is None else parameters[variable.parameter].name
         return name.replace(f"/{ROWS}", "")
 
-    def _look_up(self, inputs: Any, weights: Any, training: bool | None) -> Any:
+    def _look_up(
+        self, inputs: AnyTensor, weights: AnyTensor | None, training: bool | None
+    ) -> tf.Tensor | tf.RaggedTensor:
         variable = self._variable()
         inputs, weights = self._valid(inputs, weights)
         flat = id_kinds.flat_values(inputs)
@@ -178,7 +191,9 @@ class RemoteEmbedding(_Base):
         rows = tf.cast(id_kinds.clipped(rows, self.max_norm), self.compute_dtype)
         return id_kinds.combined(inputs, rows, weights, self.combiner)
 
-    def _valid(self, inputs: Any, weights: Any) -> tuple[Any, Any]:
+    def _valid(
+        self, inputs: AnyTensor, weights: AnyTensor | None
+    ) -> tuple[AnyTensor, AnyTensor | None]:
         """Returns ids and weights, without invalid ids if the layer has a `default_id`."""
         if self.default_id is None:
             return inputs, weights
@@ -202,7 +217,7 @@ class RemoteEmbedding(_Base):
         """Whether ids count as seen."""
         return bool(training) and self.trainable
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Returns the arguments, from which `from_config` makes an equal layer."""
         own = {
             "combiner": self.combiner,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 import tf_keras
 
+from tfdist._types import AnyTensor
 from tfdist.embedding.field_wise_base import RemoteFieldWise
 from tfdist.embedding.layer_base import (
     ROWS_OF_TABLE,
     RemoteEmbedding,
+    Store,
     load_rows,
     save_rows,
 )
@@ -25,7 +25,7 @@ repair_tables_of_tf_keras()
 class Embedding(RemoteEmbedding, tf_keras.layers.Layer):
     """As `tfdist.layers.Embedding`, for models of tf_keras."""
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: tf.TensorShape | tuple | None = None) -> None:
         """Makes the variable that represents the table."""
         if self._shared_table is None:
             self.rows = self._make_rows((0, self.output_dim), ROWS)
@@ -33,18 +33,20 @@ class Embedding(RemoteEmbedding, tf_keras.layers.Layer):
             self.rows = self._shared_table.weight(self._make_rows)
         self.built = True
 
-    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+    def call(
+        self, inputs: AnyTensor, weights: AnyTensor | None = None, training: bool | None = None
+    ) -> tf.Tensor | tf.RaggedTensor:
         """As `tfdist.layers.Embedding.call`."""
         return self._look_up(inputs, weights, training)
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: Store) -> None:
         """Saves the layer's rows, which it fetches from the servers, in a `.keras` file."""
         super().save_own_variables(store)
         for i, table in enumerate(self.tables):
             if table.is_used:
                 save_rows(store, table, f"{ROWS_OF_TABLE}{i}_")
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Store) -> None:
         """Sends the saved rows to the servers."""
         names = [name for name in store.keys() if not name.startswith(ROWS_OF_TABLE)]  # noqa: SIM118
         super().load_own_variables({name: store[name] for name in names})
@@ -72,7 +74,7 @@ class Embedding(RemoteEmbedding, tf_keras.layers.Layer):
 class FieldWiseEmbedding(RemoteFieldWise, Embedding):
     """As `tfdist.layers.FieldWiseEmbedding`, for models of tf_keras."""
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: tf.TensorShape | tuple | None = None) -> None:
         """Makes the variables that represent the tables."""
         super().build(input_shape)
         if self._slot_tables is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import AnyTensor
 from tfdist.embedding import ids as id_kinds
 from tfdist.embedding.table import EmbeddingTable
 from tfdist.strategies._variables import table_variable
@@ -14,8 +15,8 @@ from tfdist.strategies._variables import table_variable
 
 def embedding_lookup(
     tables: EmbeddingTable | Sequence[EmbeddingTable],
-    ids: Any,
-    weights: Any = None,
+    ids: AnyTensor | Sequence[AnyTensor],
+    weights: AnyTensor | Sequence[AnyTensor | None] | None = None,
     combiner: str | None = None,
     training: bool = True,
     *,
@@ -75,8 +76,8 @@ def embedding_lookup(
 
 def safe_embedding_lookup_sparse(
     table: EmbeddingTable,
-    ids: Any,
-    weights: Any = None,
+    ids: tf.SparseTensor | tf.RaggedTensor,
+    weights: AnyTensor | None = None,
     combiner: str = "mean",
     default_id: int | str | None = None,
     training: bool = True,
@@ -128,7 +129,12 @@ def check_max_norm(who: str, max_norm: Any) -> None:
 
 
 def _lookup(
-    tables: Any, ids: Any, weights: Any, combiner: Any, training: Any, max_norm: Any
+    tables: Sequence[EmbeddingTable],
+    ids: Sequence[AnyTensor],
+    weights: Sequence[AnyTensor | None],
+    combiner: str | None,
+    training: bool,
+    max_norm: float | None,
 ) -> list:
     ids = [i if _is_tensor(i) else tf.convert_to_tensor(i) for i in ids]
     rows = rows_of(tables, [id_kinds.flat_values(i) for i in ids], training)
@@ -151,5 +157,5 @@ def rows_of(
     return table_variable.lookup([table.rows for table in tables], ids, training)
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     return isinstance(value, tf.RaggedTensor | tf.SparseTensor) or tf.is_tensor(value)

@@ -8,10 +8,14 @@ other rows neither decay nor move. Bias corrections count the model's steps, not
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from tfdist._types import KerasOptimizer
 from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
 from tfdist.ops.ps.table_config import RowRule
+
+if TYPE_CHECKING:
+    import keras
 
 _Kind = OptimizerKind
 _Rule = RowRule
@@ -27,6 +31,10 @@ _OF_THE_MODEL = {
 }
 
 
+# `None`: that of the model's optimizer.
+LearningRate: TypeAlias = "float | keras.optimizers.schedules.LearningRateSchedule | None"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowOptimizer:
     """The base class of all row optimizers.
@@ -36,7 +44,7 @@ class RowOptimizer:
         optimizer in each step.
     """
 
-    learning_rate: Any = None
+    learning_rate: LearningRate = None
 
     _kind: ClassVar[int]
     _rule: ClassVar[int] = _Rule.ELEMENTWISE
@@ -306,6 +314,9 @@ class GroupFtrl(Ftrl):
     _rule = _Rule.GROUP_FTRL
 
 
+# A row optimizer, one of Keras, a name, or a name and arguments; see `get`.
+AnyRowOptimizer: TypeAlias = "RowOptimizer | KerasOptimizer | dict[str, Any] | str"
+
 _BY_NAME: dict[str, tuple[type[RowOptimizer], dict[str, Any]]] = {
     "sgd": (SGD, {}),
     "adagrad": (Adagrad, {}),
@@ -328,7 +339,7 @@ _NAMES = {of: name for name, (of, fixed) in _BY_NAME.items() if not fixed}
 _OF_KERAS = {of.__name__: of for of in _NAMES if of not in (RowWiseAdagrad, GroupFtrl)}
 
 
-def as_learning_rate(rate: Any) -> Any:
+def as_learning_rate(rate: LearningRate | dict) -> LearningRate:
     """Returns a learning rate, also from the configuration that Keras saves.
 
     Raises:
@@ -347,7 +358,7 @@ def as_learning_rate(rate: Any) -> Any:
     )
 
 
-def get(optimizer: Any) -> RowOptimizer:
+def get(optimizer: AnyRowOptimizer) -> RowOptimizer:
     """Returns a row optimizer.
 
     Args:
@@ -375,7 +386,7 @@ def get(optimizer: Any) -> RowOptimizer:
     )
 
 
-def _from_keras(optimizer: Any) -> RowOptimizer:
+def _from_keras(optimizer: KerasOptimizer) -> RowOptimizer:
     config = optimizer.get_config()
     of = _OF_KERAS[type(optimizer).__name__]
     names = {field.name for field in dataclasses.fields(of)} - {"learning_rate"}

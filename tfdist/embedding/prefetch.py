@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import AnyTensor, Nested
 from tfdist.embedding import ids as id_kinds
 from tfdist.embedding.table import EmbeddingTable
 from tfdist.ops.ps.client import ParameterClient
@@ -14,7 +14,8 @@ from tfdist.ops.ps.prefetched import prefetched
 
 
 def prefetch_rows(
-    dataset: tf.data.Dataset, ids_of: Callable[..., Mapping[EmbeddingTable, Any]]
+    dataset: tf.data.Dataset,
+    ids_of: Callable[..., Mapping[EmbeddingTable, AnyTensor | Sequence[AnyTensor]]],
 ) -> tf.data.Dataset:
     """Returns a dataset that looks up the rows of each batch one step before its use.
 
@@ -37,7 +38,7 @@ def prefetch_rows(
     ```
     """
 
-    def lookups_of(*batch: Any) -> tuple[ParameterClient, list, list]:
+    def lookups_of(*batch: Nested) -> tuple[ParameterClient, list, list]:
         pairs = [
             (table.rows, id_kinds.flat_values(each))
             for table, ids in ids_of(*batch).items()

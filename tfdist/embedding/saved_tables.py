@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from tfdist.ops.ps.client import ParameterClient
+from tfdist.ops.ps.table_config import TableConfig
 from tfdist.ps.export import files
 from tfdist.ps.export.columns import no_rows
+from tfdist.strategies._variables.table_variable import TableVariable
+
+if TYPE_CHECKING:
+    pass
 
 # One process holds several copies of a saved model in memory.
 MAX_BYTES = 1 << 30
@@ -24,13 +30,13 @@ class SavableTable(Protocol):
     reset_slots: bool
 
     @property
-    def rows(self) -> Any:
+    def rows(self) -> TableVariable:
         """The rows on the servers."""
 
-    def config(self) -> Any:
+    def config(self) -> TableConfig:
         """Returns the configuration on the servers."""
 
-    def on_servers(self) -> tuple[Any, int, Any]:
+    def on_servers(self) -> tuple[ParameterClient, int, TableConfig]:
         """Returns the connections, the table's id and its configuration."""
 
     def clear(self) -> None:

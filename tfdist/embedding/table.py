@@ -6,18 +6,26 @@ import contextlib
 import contextvars
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist._types import KerasVariable, TensorLike
 from tfdist.embedding import initializers, optimizers, row_access, saved_tables
+from tfdist.embedding.initializers import AnyInitializer
+from tfdist.embedding.optimizers import AnyRowOptimizer, LearningRate
 from tfdist.ops.ps.client import ParameterClient
 from tfdist.ops.ps.table_config import EvictionPolicy, TableConfig
 from tfdist.ps.export import files
 from tfdist.ps.variable_scopes import Role, made_as
 from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies._variables.table_variable import TableVariable
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfdist.embedding.static_table import StaticTable
 
 # Called with each new table in a TensorFlow 1 graph that only reads tables.
 reader: contextvars.ContextVar[Callable[[EmbeddingTable], None] | None]
@@ -74,7 +82,7 @@ class EmbeddingTable:
     """
 
     # Of the layers for Keras 3 that share the table, made on first use.
-    shared_rows: Any
+    shared_rows: keras.Variable
 
     def __init__(
         self,
@@ -82,9 +90,9 @@ class EmbeddingTable:
         output_dim: int,
         *,
         input_dim: int | None = None,
-        optimizer: Any = "adagrad",
-        initializer: Any = "uniform",
-        learning_rate: Any = None,
+        optimizer: AnyRowOptimizer = "adagrad",
+        initializer: AnyInitializer = "uniform",
+        learning_rate: LearningRate = None,
         min_count: int = 1,
         probability: float = 1.0,
         max_rows: int | None = None,
@@ -150,7 +158,7 @@ class EmbeddingTable:
         }
         self.config()  # checks the initializer early
         self.strategy = tf.distribute.get_strategy()
-        self._weight: Any = None
+        self._weight: TableVariable | None = None
         self._has_plain_weight = False
         self.static: Any = None
         read = reader.get()
@@ -188,7 +196,9 @@ class EmbeddingTable:
         """Makes a table from the result of `get_config`, also after Keras has saved it."""
         return cls(**config)
 
-    def weight(self, make: Any = None) -> Any:
+    def weight(
+        self, make: Callable[[tuple[int, int], str], KerasVariable] | None = None
+    ) -> KerasVariable:
         """Returns the variable that represents the table, and makes it on first use.
 
         Args:
@@ -266,7 +276,7 @@ class EmbeddingTable:
         """
         return files.import_table(*self.on_servers(), path, slots=slots, name=self.name)
 
-    def upsert(self, ids: Any, rows: Any) -> tf.Operation | None:
+    def upsert(self, ids: TensorLike, rows: TensorLike) -> tf.Operation | None:
         """Writes the values of rows, and creates missing ones regardless of `min_count`.
 
         The following holds for all methods that change rows. When the call (in a graph, the
@@ -298,7 +308,7 @@ class EmbeddingTable:
         """
         return row_access.upsert(self, ids, rows)
 
-    def remove(self, ids: Any) -> tf.Operation | None:
+    def remove(self, ids: TensorLike) -> tf.Operation | None:
         """Removes rows and their slots; ignores ids without a row.
 
         A gradient that is on its way to a removed row creates the row again.
@@ -335,7 +345,7 @@ class EmbeddingTable:
         """
         return row_access.size(self)
 
-    def contains(self, ids: Any) -> tf.Tensor:
+    def contains(self, ids: TensorLike) -> tf.Tensor:
         """Returns whether each id has a row: bool of the shape of `ids`, which are as for `upsert`.
 
         Raises:
@@ -347,9 +357,11 @@ class EmbeddingTable:
     def fetch(self) -> tuple[np.ndarray, np.ndarray]: ...
 
     @overload
-    def fetch(self, ids: Any, default: Any = None) -> tf.Tensor: ...
+    def fetch(self, ids: TensorLike, default: TensorLike | None = None) -> tf.Tensor: ...
 
-    def fetch(self, ids: Any = None, default: Any = None) -> Any:
+    def fetch(
+        self, ids: TensorLike | None = None, default: TensorLike | None = None
+    ) -> tf.Tensor | tuple[np.ndarray, np.ndarray]:
         """Returns the servers' rows; it creates no rows and does not count as a use.
 
         Args:
@@ -369,7 +381,7 @@ class EmbeddingTable:
         return row_access.fetch(self, ids, default)
 
     @contextlib.contextmanager
-    def replaced_by(self, static: Any) -> Iterator[None]:
+    def replaced_by(self, static: StaticTable) -> Iterator[None]:
         """Redirects lookups in the table to a `StaticTable` while the context is active."""
         self.static = static
         try:
@@ -391,7 +403,7 @@ class EmbeddingTable:
         rows.parameters.settle()
         return rows.parameters.client, rows.table, self.config()
 
-    def _expect(self, fits: bool, what: str, expected: str, received: Any) -> None:
+    def _expect(self, fits: bool, what: str, expected: str, received: object) -> None:
         if not fits:
             raise ValueError(
                 f"embedding table {self.name!r}: expected {what} to be {expected}, received "
@@ -404,9 +416,9 @@ def _make_variable(shape: tuple[int, int], name: str) -> tf.Variable:
         return tf.Variable(tf.zeros(shape), name=name)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

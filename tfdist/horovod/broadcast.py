@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+from tfdist._types import KerasVariable
 from tfdist.horovod.local_variables import variable_of
 from tfdist.horovod.slots import identity, slots_of, variables_of
 from tfdist.job.variables import broadcast_variables
@@ -24,7 +24,9 @@ class BroadcastGlobalVariablesCallback(Callback):
       model.fit(data, callbacks=[tfdist.callbacks.BroadcastGlobalVariablesCallback(0)])
     """
 
-    def __init__(self, root_rank: int = 0, local_variables: Iterable[Any] | None = None) -> None:
+    def __init__(
+        self, root_rank: int = 0, local_variables: Iterable[KerasVariable] | None = None
+    ) -> None:
         """Makes the callback.
 
         Args:

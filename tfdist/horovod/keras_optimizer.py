@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import Gradient, KerasVariable
 from tfdist.horovod import optimizer_options as front
 from tfdist.job import process
 from tfdist.keras import repair_distributed_optimizers
@@ -24,7 +26,11 @@ _Base: Any = object
 class DistributedKerasOptimizer(_Base):
     """Base class that precedes a Keras 3 optimizer's class; see `DistributedOptimizer`."""
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+    def apply(
+        self,
+        grads: Iterable[Gradient | None],
+        trainable_variables: Iterable[keras.Variable] | None = None,
+    ) -> None:
         """Applies the gradients of all ranks; arguments as the optimizer's."""
         grads = list(grads)
         given = None if trainable_variables is None else list(trainable_variables)
@@ -56,7 +62,7 @@ class DistributedKerasOptimizer(_Base):
         overflows = tf.cast(tf.logical_not(finite), tf.int32)
         return ops.all_reduce(overflows, label="loss-scale overflow check") == 0
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: KerasVariable) -> None:
         """Makes a variable local to each rank: its gradients are not reduced."""
         self._reduction.local.register(variable)
 
@@ -65,13 +71,13 @@ class DistributedKerasOptimizer(_Base):
         if self._accumulator is not None:
             self._accumulator.reset()
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Returns the arguments of `from_config`."""
         plain = keras.optimizers.serialize(self._plain_class.from_config(super().get_config()))
         return {"optimizer": plain, **front.saved(self._options, self._reduction)}
 
     @classmethod
-    def from_config(cls, config: Any, custom_objects: Any = None) -> keras.Optimizer:
+    def from_config(cls, config: dict, custom_objects: dict | None = None) -> keras.Optimizer:
         """Makes the plain optimizer and distributes it."""
         options = copy.deepcopy(config)  # Keras changes it
         plain = keras.optimizers.deserialize(options.pop("optimizer"), custom_objects)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable
-from typing import Any
 
+from tfdist._types import KerasOptimizer
 from tfdist.job import process
 from tfdist.keras.callback import Callback
 
@@ -157,7 +157,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"epoch {epoch + 1}: the learning rate has come to {self._rate():g}")
 
 
-def _sums_of_steps(optimizer: Any) -> list:
+def _sums_of_steps(optimizer: KerasOptimizer) -> list:
     """The momentum variables of an optimizer whose momentum holds the learning rate."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if not getattr(optimizer, "momentum", 0):

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from tfdist._types import KerasVariable
 from tfdist.horovod import optimizer_options as front
 
 _registered = tf_keras.saving.register_keras_serializable("tfdist", "DistributedOptimizer")
@@ -44,7 +45,7 @@ class DistributedLegacyOptimizer(_Base):
         self._accumulator.add(gradients, variables, apply)
         return self.iterations
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: KerasVariable) -> None:
         """Makes a variable local to each rank: its gradients are not reduced."""
         self._reduction.local.register(variable)
 
@@ -53,7 +54,7 @@ class DistributedLegacyOptimizer(_Base):
         if self._accumulator is not None:
             self._accumulator.reset()
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Returns the arguments of `from_config`."""
         config = super().get_config()
         plain = tf_keras.optimizers.serialize(self._plain_class.from_config(dict(config)))
@@ -63,7 +64,9 @@ class DistributedLegacyOptimizer(_Base):
         return {"optimizer": plain, "is_legacy_optimizer": legacy, **options}
 
     @classmethod
-    def from_config(cls, config: Any, custom_objects: Any = None) -> Any:
+    def from_config(
+        cls, config: dict, custom_objects: dict | None = None
+    ) -> tf_keras.optimizers.Optimizer:
         """Makes the plain optimizer and distributes it."""
         options = copy.deepcopy(config)  # tf_keras changes it
         options.pop("is_legacy_optimizer")
@@ -74,7 +77,9 @@ class DistributedLegacyOptimizer(_Base):
         return distributed
 
 
-def distribute(optimizer: Any, options: front.Options, name: str | None = None) -> Any:
+def distribute(
+    optimizer: tf_keras.optimizers.Optimizer, options: front.Options, name: str | None = None
+) -> tf_keras.optimizers.Optimizer:
     """As `optimizer.wrapped`, for an optimizer of tf_keras."""
     if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
         if options.backward_passes_per_step > 1:

@@ -11,9 +11,10 @@ has to be divided by N too: `scale_local_gradients`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
+
+from tfdist._types import Gradient, KerasLayer, KerasVariable
 
 
 class LocalVariables:
@@ -32,11 +33,11 @@ class LocalVariables:
             )
         self._api_name = api_name
         self._scale = scale
-        self._variables: dict[Any, Any] = {}
-        self._layers: list[Any] = []
+        self._variables: dict[object, KerasVariable] = {}
+        self._layers: list[KerasLayer] = []
         self._saved: tuple[str, ...] = ()
 
-    def register(self, variable: Any) -> None:
+    def register(self, variable: KerasVariable) -> None:
         """Makes a variable local.
 
         Raises:
@@ -44,7 +45,7 @@ class LocalVariables:
         """
         self._variables[self._identity(variable)] = variable
 
-    def register_layers(self, layers: Sequence[Any]) -> None:
+    def register_layers(self, layers: Sequence[KerasLayer]) -> None:
         """Makes all trainable weights of layers local, also of layers not yet built."""
         self._layers.extend(layers)
 
@@ -60,7 +61,7 @@ class LocalVariables:
         known = [_name(variable) for variable in self._all().values()]
         return list(self._saved) if len(known) < len(self._saved) else known
 
-    def positions(self, sources: Sequence[Any]) -> set[int]:
+    def positions(self, sources: Sequence[KerasVariable]) -> set[int]:
         """Returns which of `sources` are local.
 
         Raises:
@@ -78,7 +79,7 @@ class LocalVariables:
             return set()
         return {i for i, source in enumerate(sources) if self._identity(source) in local}
 
-    def keep(self, gradient: Any, ranks: int | tf.Tensor) -> Any:
+    def keep(self, gradient: Gradient | None, ranks: int | tf.Tensor) -> Gradient | None:
         """Returns the gradient that this rank applies to a local variable."""
         if gradient is None or not self._scale:
             return gradient
@@ -87,11 +88,11 @@ class LocalVariables:
             return tf.IndexedSlices(gradient.values / ranks, gradient.indices, gradient.dense_shape)
         return gradient / ranks
 
-    def _all(self) -> dict[Any, Any]:
+    def _all(self) -> dict[object, KerasVariable]:
         weights = [weight for layer in self._layers for weight in layer.trainable_weights]
         return self._variables | {self._identity(weight): weight for weight in weights}
 
-    def _identity(self, source: Any) -> Any:
+    def _identity(self, source: KerasVariable | tf.Tensor) -> object:
         variable = variable_of(source)
         if variable is None and not isinstance(source, tf.Tensor):
             raise TypeError(
@@ -100,13 +101,15 @@ class LocalVariables:
         return (source if variable is None else variable).ref()
 
 
-def variable_of(source: Any) -> tf.Variable | None:
+def variable_of(source: object) -> tf.Variable | None:
     """The `tf.Variable` of a Keras variable, or `source` itself; `None` if it is neither."""
     source = source if isinstance(source, tf.Variable) else getattr(source, "value", None)
     return source if isinstance(source, tf.Variable) else None
 
 
-def check_layers(local_layers: Any, api_name: str) -> list[Any]:
+def check_layers(
+    local_layers: KerasLayer | Iterable[KerasLayer] | None, api_name: str
+) -> list[KerasLayer]:
     """Returns one layer or several as a list.
 
     Raises:
@@ -121,5 +124,5 @@ def check_layers(local_layers: Any, api_name: str) -> list[Any]:
     return layers
 
 
-def _name(variable: Any) -> str:
+def _name(variable: KerasVariable) -> str:
     return getattr(variable, "path", None) or getattr(variable, "name", None) or "a tensor"

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import types
+from typing import TYPE_CHECKING, Any
 
+from tfdist._types import KerasOptimizer
 from tfdist.compression import Compression
 from tfdist.horovod.optimizer_options import API_NAME, Options
 from tfdist.horovod.reduction import refuse_strategy
 from tfdist.job import process
 
+if TYPE_CHECKING:
+    import keras
+
 
 def DistributedOptimizer(  # noqa: N802, a class to its users
-    optimizer: Any,
+    optimizer: KerasOptimizer,
     gradient_reduction: str = "mean",
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     compression: str | Compression | type | None = None,
     name: str | None = None,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> KerasOptimizer:
     """Makes an optimizer apply the mean, or the sum, of the gradients of all ranks.
 
     For Keras's `fit` and for custom loops, without a strategy: every rank calls `apply_gradients`
@@ -74,10 +79,10 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
     return wrapped(optimizer, options, name)
 
 
-def wrapped(optimizer: Any, options: Options, name: str | None = None) -> Any:
+def wrapped(optimizer: KerasOptimizer, options: Options, name: str | None = None) -> KerasOptimizer:
     """As `DistributedOptimizer`, and also before this process knows its job."""
     # Each Keras takes seconds to import, and a script uses one of them.
-    front_end: Any
+    front_end: types.ModuleType
     package = _keras_of(optimizer)
     if package == "keras":
         from tfdist.horovod import keras_optimizer
@@ -96,9 +101,9 @@ def wrapped(optimizer: Any, options: Options, name: str | None = None) -> Any:
 
 def load_model(
     filepath: str | os.PathLike,
-    custom_objects: dict[str, Any] | None = None,
+    custom_objects: dict[str, object] | None = None,
     **options: Any,
-) -> Any:
+) -> keras.Model:
     """Loads a model of Keras 3 to continue its training on all ranks.
 
     Give all ranks the file, or broadcast the variables of the rank that has it. A model that was
@@ -127,7 +132,7 @@ def load_model(
     return model
 
 
-def _keras_of(optimizer: Any) -> str | None:
+def _keras_of(optimizer: KerasOptimizer) -> str | None:
     """The package of the optimizer's base class: "keras", "tf_keras" or None."""
     for base in type(optimizer).__mro__:
         package = base.__module__.partition(".")[0]

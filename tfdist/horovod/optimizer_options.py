@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from tfdist import compression as methods
+from tfdist._types import KerasOptimizer
 from tfdist.compression import Compression, method_of
 from tfdist.horovod.accumulation import Accumulator
 from tfdist.horovod.reduction import Reduction
@@ -73,7 +74,7 @@ def saved(options: Options, reduction: Reduction) -> dict[str, Any]:
     return options.get_config() | ({LOCAL_VARIABLES: names} if names else {})
 
 
-def refuse_distributed(optimizer: Any, mixin: type) -> None:
+def refuse_distributed(optimizer: KerasOptimizer, mixin: type) -> None:
     """Raises ValueError if an optimizer is distributed already."""
     if isinstance(optimizer, mixin):
         raise ValueError(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import KerasLayer, KerasOptimizer
 from tfdist.horovod.local_variables import check_layers
 from tfdist.horovod.optimizer import DistributedOptimizer
 from tfdist.horovod.tape import DistributedGradientTape
 
 
 def PartialDistributedOptimizer(  # noqa: N802, a class to its users
-    optimizer: Any, *, local_layers: Any = None, **options: Any
-) -> Any:
+    optimizer: KerasOptimizer,
+    *,
+    local_layers: KerasLayer | Iterable[KerasLayer] | None = None,
+    **options: Any,
+) -> KerasOptimizer:
     """Makes an optimizer apply the gradients of all ranks, except to some layers.
 
     For models in which each rank holds a part of its own, such as an embedding table. Gradients of
@@ -51,7 +56,10 @@ def PartialDistributedOptimizer(  # noqa: N802, a class to its users
 
 
 def PartialDistributedGradientTape(  # noqa: N802, a class to its users
-    tape: tf.GradientTape, *, local_layers: Any = None, **options: Any
+    tape: tf.GradientTape,
+    *,
+    local_layers: KerasLayer | Iterable[KerasLayer] | None = None,
+    **options: Any,
 ) -> DistributedGradientTape:
     """Wraps a `tf.GradientTape`: gradients are all ranks' mean, except in some layers.
 

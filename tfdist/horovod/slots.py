@@ -6,25 +6,24 @@ slots, in which a variable's slot is at the variable's index.
 
 from __future__ import annotations
 
-from typing import Any
-
+from tfdist._types import KerasOptimizer, KerasVariable
 from tfdist.horovod.local_variables import variable_of
 
 
-def variables_of(optimizer: Any) -> list:
+def variables_of(optimizer: KerasOptimizer) -> list:
     """All variables of an optimizer of Keras 3 or tf_keras."""
     variables = optimizer.variables  # a method of the optimizers of tf_keras.optimizers.legacy
     return list(variables() if callable(variables) else variables)
 
 
-def identity(variable: Any) -> Any:
+def identity(variable: KerasVariable) -> object:
     """A key that is the same for a Keras variable and TensorFlow's behind it."""
     found = variable_of(variable)
     assert found is not None
     return found.ref()
 
 
-def slots_of(optimizer: Any, variable: Any) -> list:
+def slots_of(optimizer: KerasOptimizer, variable: KerasVariable) -> list:
     """Returns the optimizer's variables that belong to one variable of the model.
 
     Args:
@@ -52,7 +51,7 @@ def slots_of(optimizer: Any, variable: Any) -> list:
     return [s for s in slots if variable_of(s) is not None and identity(s) in known]
 
 
-def _position(optimizer: Any, variable: Any) -> tuple[int | None, int]:
+def _position(optimizer: KerasOptimizer, variable: KerasVariable) -> tuple[int | None, int]:
     """The index of a variable's slots in the optimizer's lists, and the length of these lists."""
     if hasattr(optimizer, "_index_dict"):  # tf_keras
         positions = optimizer._index_dict

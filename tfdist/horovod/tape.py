@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import KerasVariable, Nested
 from tfdist.compression import Compression, Compressor, OneBit, PowerSGD, TopK, method_of
 from tfdist.horovod.reduction import Reduction
 
@@ -70,7 +71,7 @@ class DistributedGradientTape:
         self._tape.__enter__()
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._tape.__exit__(*exception)
 
     def __getattr__(self, name: str) -> Any:
@@ -78,7 +79,7 @@ class DistributedGradientTape:
             raise AttributeError(name)
         return getattr(self._tape, name)
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: KerasVariable) -> None:
         """Makes a variable local to each rank: its gradients are not reduced.
 
         Args:
@@ -89,11 +90,11 @@ class DistributedGradientTape:
         """
         self._reduction.local.register(variable)
 
-    def register_local_source(self, source: Any) -> None:
+    def register_local_source(self, source: KerasVariable) -> None:
         """Same as `register_local_var`: the name of the method of Horovod's tape."""
         self.register_local_var(source)
 
-    def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
+    def gradient(self, target: Nested, sources: Nested, *arguments: Any, **options: Any) -> Nested:
         """Computes gradients as `tf.GradientTape.gradient` does, and reduces them over all ranks.
 
         Args:

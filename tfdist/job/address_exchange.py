@@ -20,7 +20,6 @@ import socket
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.cluster import Cluster
@@ -92,7 +91,7 @@ class AddressBook:
         self._process: dict[int, str] = {}
         self._unanswered = set(range(1, exchange.size))
 
-    def add(self, request: messages.AddressRequest, context: ClientContext) -> dict[str, Any]:
+    def add(self, request: messages.AddressRequest, context: ClientContext) -> dict[str, object]:
         """Records a process's host, and waits for the others' hosts.
 
         Args:

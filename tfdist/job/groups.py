@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.control.encoding import JsonObject
 
 # A group is made at once, also while the program builds a graph.
 from tfdist.internals.tensorflow import eager_mode
@@ -68,7 +69,7 @@ def new_group(
     listed = list(ranks)
     problem = _problem(listed, all_ranks.size)
     group = None
-    answer: dict[str, Any] = {"ranks": [str(rank) for rank in listed], "name": name}
+    answer: JsonObject = {"ranks": [str(rank) for rank in listed], "name": name}
     if problem is None and all_ranks.rank in listed:
         try:
             group = _new_communicator(listed.index(all_ranks.rank), len(listed))
@@ -120,8 +121,8 @@ def _host() -> str:
 
 
 def _exchange(
-    answer: dict[str, Any], all_ranks: ops.Communicator, name: str | None, timeout: float | None
-) -> list[dict[str, Any]]:
+    answer: JsonObject, all_ranks: ops.Communicator, name: str | None, timeout: float | None
+) -> list[JsonObject]:
     """Returns the answers of all ranks of the job."""
     label = "new_group" if name is None else f"new_group {name}"
     with eager_mode(), tf.device("CPU:0"):
@@ -131,7 +132,7 @@ def _exchange(
         return [json.loads(text) for text in texts.numpy()]
 
 
-def _check_agreement(answers: list[dict[str, Any]]) -> None:
+def _check_agreement(answers: list[JsonObject]) -> None:
     for rank, answer in enumerate(answers):
         if answer["problem"] is not None:
             raise ValueError(f"{_API_NAME}: rank {rank}: {answer['problem']}")
@@ -148,7 +149,7 @@ def _check_agreement(answers: list[dict[str, Any]]) -> None:
             )
 
 
-def _connect(group: ops.Communicator, members: list[dict[str, Any]], timeout: float | None) -> None:
+def _connect(group: ops.Communicator, members: list[JsonObject], timeout: float | None) -> None:
     if group.size == 1:
         return
     forever = 10.0**9

@@ -30,7 +30,7 @@ _INVALID_ROOT = -2
 
 
 def broadcast_object(
-    obj: Any = None,
+    obj: object = None,
     root_rank: int = 0,
     *,
     communicator: ops.Communicator | None = None,
@@ -89,7 +89,7 @@ def broadcast_object(
 
 
 def all_gather_object(
-    obj: Any,
+    obj: object,
     *,
     communicator: ops.Communicator | None = None,
     label: str = "all_gather_object",
@@ -127,7 +127,7 @@ def all_gather_object(
 
 
 def _exchange(
-    obj: Any,
+    obj: object,
     sends: bool,
     root: int,
     ranks: ops.Communicator,

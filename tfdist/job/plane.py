@@ -9,13 +9,14 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfdist.config import validation
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control import callers
 from tfdist.control.client import ControlClient, SilentError, UnreachableError
+from tfdist.control.encoding import JsonObject
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.server import ControlServer, Handler
 from tfdist.control.service import Method
@@ -28,6 +29,9 @@ from tfdist.observe import clock
 from tfdist.preemption.messages import STOP
 from tfdist.preemption.stop_board import StopBoard
 from tfdist.preemption.stop_watch import StopWatch
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _log = logging.getLogger("tfdist.control")
 # Seconds for which rank 0 may hold a call while `still_alive` is to be called.
@@ -294,7 +298,9 @@ class ControlPlane:
         if self._server is not None:
             self._server.close()
 
-    def _call(self, method: Method, request: Any, wait: float, *, patient: bool) -> dict[str, Any]:
+    def _call(
+        self, method: Method, request: DataclassInstance, wait: float, *, patient: bool
+    ) -> JsonObject:
         if self._client is not None:
             return self._client.call(method, request, wait, patient=patient)
         # Rank 0 calls itself directly: only other hosts may be able to reach its address.
@@ -303,7 +309,7 @@ class ControlPlane:
             raise ClusterConfigError(f"{self._who()}: {answer['reason']}")
         return answer
 
-    def _result(self, answer: dict[str, Any]) -> RendezvousResult:
+    def _result(self, answer: JsonObject) -> RendezvousResult:
         self._generation = answer["generation"]
         self._rendezvous_id = answer["rendezvous"]
         key = data_key(

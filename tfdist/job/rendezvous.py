@@ -14,7 +14,6 @@ import math
 import secrets
 import threading
 import time
-from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.cluster import Cluster
@@ -56,12 +55,12 @@ class Rendezvous:
         self._superseded: dict[int, collections.deque[str]] = {}
         self._generation = 0
         self._members: dict[int, str] = {}  # rank -> attempt, of the latest generation
-        self._result: dict[str, Any] = {}
+        self._result: dict[str, object] = {}
         self._finished: set[int] = set()
         self._abandoned_by: int | None = None
         self._unanswered: set[int] = set()
 
-    def join(self, join: messages.JoinRequest, context: ClientContext) -> dict[str, Any]:
+    def join(self, join: messages.JoinRequest, context: ClientContext) -> dict[str, object]:
         """Adds a rank to the open set and waits for the others.
 
         Args:
@@ -99,7 +98,7 @@ class Rendezvous:
                     joined.expires = time.monotonic() + _LEASE
             return {"status": "waiting", "missing": missing}
 
-    def exit(self, request: messages.ExitRequest, context: ClientContext) -> dict[str, Any]:
+    def exit(self, request: messages.ExitRequest, context: ClientContext) -> dict[str, object]:
         """Records that a rank has finished and waits for the others.
 
         Returns:
@@ -220,7 +219,7 @@ class Rendezvous:
         self._open = {}
         self._calls.wake_all()
 
-    def _answer_member(self, rank: int) -> dict[str, Any]:
+    def _answer_member(self, rank: int) -> dict[str, object]:
         self._answered(rank)
         return self._result
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import KerasVariable
 
 
 def broadcast_variables(
-    variables: Iterable[Any],
+    variables: Iterable[KerasVariable],
     root_rank: int = 0,
     *,
     communicator: ops.Communicator | None = None,

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import FilePath
 from tfdist.keras.state_file import read_state, unpacked
 
 _log = logging.getLogger("tfdist")
 
 
-def choose(newest: Any, former: Any, beside: Sequence[tuple[Any, Any]] = ()) -> None:
+def choose(
+    newest: FilePath, former: FilePath, beside: Sequence[tuple[FilePath, FilePath]] = ()
+) -> None:
     """Makes the backup before the newest one the newest, if that is damaged or missing.
 
     Args:

@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from tfdist._types import KerasCallback
+
 
 class Callback(keras.callbacks.Callback):
     """A callback that `fit` of Keras 3 and of tf_keras takes."""
@@ -46,7 +48,7 @@ def with_callback(given: Any, callback: Callback, *, first: bool = False) -> Ite
 
 
 @contextlib.contextmanager
-def replaced(callback: Any, **attributes: Any) -> Iterator[None]:
+def replaced(callback: KerasCallback, **attributes: Any) -> Iterator[None]:
     """Sets attributes of a callback for the duration of a `with` block."""
     before = {name: getattr(callback, name) for name in attributes}
     vars(callback).update(attributes)

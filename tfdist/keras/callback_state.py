@@ -25,6 +25,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist._types import KerasCallback, KerasVariable, Nested
 from tfdist.elastic.plain_values import decode, encode
 from tfdist.errors import TfdistError
 
@@ -58,7 +59,7 @@ class CallbackStates:
     """
 
     def __init__(
-        self, callbacks: Sequence[Any], of_each_worker: tuple[type, ...], max_bytes: int
+        self, callbacks: Sequence[KerasCallback], of_each_worker: tuple[type, ...], max_bytes: int
     ) -> None:
         self._callbacks = [each for each in callbacks if not isinstance(each, of_each_worker)]
         self._max_bytes = max(2 * max_bytes, _MAX_BYTES)
@@ -69,7 +70,7 @@ class CallbackStates:
 
     def describe(self) -> bytes:
         """The present states."""
-        values: list[dict[str, Any]] = [{} for _ in self._callbacks]
+        values: list[dict[str, Nested]] = [{} for _ in self._callbacks]
         for (index, name), value in self._carried():
             at_begin = self._texts.get((index, name))
             if not _has_text(value) or at_begin != encode({"": value}, ""):
@@ -107,7 +108,7 @@ class CallbackStates:
     def _types(self) -> list[str]:
         return [type(callback).__qualname__ for callback in self._callbacks]
 
-    def _carried(self) -> Iterator[tuple[tuple[int, str], Any]]:
+    def _carried(self) -> Iterator[tuple[tuple[int, str], Nested]]:
         """The described value of each carried attribute, by callback and name."""
         for index, callback in enumerate(self._callbacks):
             for name, value in _attributes(callback):
@@ -144,18 +145,18 @@ class _NotPlain(Exception):
     """A value cannot be carried."""
 
 
-def _attributes(callback: Any) -> list[tuple[str, Any]]:
+def _attributes(callback: KerasCallback) -> list[tuple[str, object]]:
     if _has_state(callback):
         return [(_WHOLE, callback)]
     return [(name, value) for name, value in vars(callback).items() if name not in _NOT_STATE]
 
 
-def _has_state(value: Any) -> bool:
+def _has_state(value: object) -> bool:
     methods = (getattr(type(value), name, None) for name in ("get_state", "set_state"))
     return all(map(callable, methods))
 
 
-def _set_state(value: Any, state: Any) -> None:
+def _set_state(value: Any, state: object) -> None:
     try:
         value.set_state(state)
     except Exception as error:
@@ -165,7 +166,7 @@ def _set_state(value: Any, state: Any) -> None:
         ) from error
 
 
-def _carried(value: Any) -> Any:
+def _carried(value: Any) -> Nested:
     """Returns what stands for an attribute's value: itself, or a dict {kind: plain value}."""
     if isinstance(value, np.random.Generator):
         return {"generator": _plain(value.bit_generator.state)}
@@ -194,18 +195,18 @@ def _carried(value: Any) -> Any:
     return {"plain": _plain(value)}
 
 
-def _is_equal_on_all_replicas(variable: Any) -> bool:
+def _is_equal_on_all_replicas(variable: KerasVariable) -> bool:
     return not (
         isinstance(variable, SyncOnReadVariable) or is_on_servers(variable) or is_table(variable)
     )
 
 
-def _array(variable: Any) -> np.ndarray:
+def _array(variable: KerasVariable) -> np.ndarray:
     value = variable if isinstance(variable, tf.Tensor) else tf.convert_to_tensor(variable)
     return _plain(value.numpy())
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def _plain(value: Nested, depth: int = 0) -> Nested:
     """Returns a value that `plain_values` takes; raises _NotPlain if it is none."""
     kind = type(value)
     if kind in (*_NUMBERS, str):
@@ -223,7 +224,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
     raise _NotPlain
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: Nested) -> Iterator[object]:
     if isinstance(value, list | tuple):
         for item in value:
             yield from _leaves(item)
@@ -234,19 +235,19 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _bytes(value: Any) -> int:
+def _bytes(value: Nested) -> int:
     return sum(leaf.nbytes if isinstance(leaf, np.ndarray) else 8 for leaf in _leaves(value))
 
 
-def _has_text(carried: dict[str, Any]) -> bool:
+def _has_text(carried: dict[str, Nested]) -> bool:
     """Whether what an attribute holds is, or has, a text."""
     return "plain" in carried and any(isinstance(leaf, str) for leaf in _leaves(carried))
 
 
-def _put(owner: Any, name: str, carried: dict[str, Any]) -> None:
+def _put(owner: object, name: str, carried: dict[str, Nested]) -> None:
     """Gives an attribute the value that another member's has."""
     ((kind, value),) = carried.items()
-    own = vars(owner).get(name)
+    own: Any = vars(owner).get(name)
     if kind == "generator":
         if isinstance(own, np.random.Generator):
             own.bit_generator.state = value
@@ -282,7 +283,7 @@ def _put(owner: Any, name: str, carried: dict[str, Any]) -> None:
         _fill(owner, name, own, value)
 
 
-def _fill(owner: Any, name: str, own: Any, value: Any) -> None:
+def _fill(owner: object, name: str, own: Any, value: Any) -> None:
     if isinstance(value, np.ndarray) and _fits(own, value):
         own[...] = value
     elif type(own) is not type(value) or not isinstance(value, list | dict | set):
@@ -294,7 +295,7 @@ def _fill(owner: Any, name: str, own: Any, value: Any) -> None:
         own.update(value)
 
 
-def _fits(own: Any, value: np.ndarray) -> bool:
+def _fits(own: object, value: np.ndarray) -> bool:
     return (
         type(own) is np.ndarray
         and (own.shape, own.dtype) == (value.shape, value.dtype)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from keras.utils import PyDataset
 
@@ -36,7 +35,7 @@ class EpochCalls:
       name: the method's name.
     """
 
-    def __init__(self, data: Any, name: str) -> None:
+    def __init__(self, data: PyDataset, name: str) -> None:
         self._data = data
         self._name = name
 
@@ -84,13 +83,13 @@ class EpochCalls:
         return f"{self._name} of its {kind} was called {self.draws} times, and had been {draws}"
 
 
-def note_call(data: Any, name: str) -> None:
+def note_call(data: PyDataset, name: str) -> None:
     """Counts a call of a method of a `PyDataset`."""
     counts = vars(data).setdefault(_COUNTS, {})
     counts[name] = counts.get(name, 0) + 1
 
 
-def drawing(data: Iterable[Any]) -> list[Drawing]:
+def drawing(data: Iterable[object]) -> list[Drawing]:
     """Returns what draws orders in the data of a model, each once.
 
     Args:
@@ -104,7 +103,7 @@ def drawing(data: Iterable[Any]) -> list[Drawing]:
     return [*draws.generators(values), *dict.fromkeys(_epoch_calls(values))]
 
 
-def drawn(data: Iterable[Any]) -> list[int]:
+def drawn(data: Iterable[object]) -> list[int]:
     """Returns how often the data of a model has drawn orders in this process.
 
     Args:
@@ -116,7 +115,7 @@ def drawn(data: Iterable[Any]) -> list[int]:
     return [each.draws for each in drawing(data)]
 
 
-def go_to(data: Iterable[Any], counts: Sequence[int]) -> list[str]:
+def go_to(data: Iterable[object], counts: Sequence[int]) -> list[str]:
     """Makes the data of a model continue as in a process that has read it.
 
     Args:
@@ -150,17 +149,17 @@ def go_to(data: Iterable[Any], counts: Sequence[int]) -> list[str]:
     return reasons
 
 
-def _is_count(count: Any) -> bool:
+def _is_count(count: object) -> bool:
     return type(count) is int and 0 <= count < _MAX_DRAWS
 
 
-def _parts(value: Any) -> Sequence[Any]:
+def _parts(value: object) -> Sequence[object]:
     """The datasets that a distributed dataset of a strategy of tfdist was made of; else itself."""
     openings = getattr(value, "openings", None)
     return [value] if openings is None else openings.source.datasets
 
 
-def _epoch_calls(values: Iterable[Any]) -> Iterator[EpochCalls]:
+def _epoch_calls(values: Iterable[object]) -> Iterator[EpochCalls]:
     tf_keras = sys.modules.get("tf_keras")
     kinds = (PyDataset,) if tf_keras is None else (PyDataset, tf_keras.utils.Sequence)
     for value in values:

@@ -7,12 +7,10 @@ and from the end of a round on all workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import tensorflow as tf
 from keras import tree
 
+from tfdist._types import KerasModel, Nested, StepFunction
 from tfdist.elastic.atomic_step import communicates
 from tfdist.elastic.job import ElasticJob
 from tfdist.keras.elastic_state import state_of_newcomer
@@ -22,6 +20,7 @@ from tfdist.keras.elastic_steps import (
     numbers_but_metrics,
     own_variables,
 )
+from tfdist.keras.strategies import AddedByWorker, EndOfRounds
 from tfdist.keras.workers import local_updates_of
 
 
@@ -35,15 +34,17 @@ class LocalElasticStep(ElasticStep):
       step: takes this member's share of a batch; returns a structure of tensors.
     """
 
-    def __init__(self, model: Any, job: ElasticJob, name: str, step: Callable[[Any], Any]) -> None:
+    def __init__(self, model: KerasModel, job: ElasticJob, name: str, step: StepFunction) -> None:
         super().__init__(model, job, name, step, admits=True)
-        self._local = local_updates_of(model.distribute_strategy)
+        local = local_updates_of(model.distribute_strategy)
+        assert local is not None
+        self._local = local
         # Of all traces of the step, by identity: of rounds, and of the variables that are counted.
-        self._rounds: dict[int, Any] = {}
-        self._counters: dict[int, Any] = {}
-        self._end: Any = None
+        self._rounds: dict[int, object] = {}
+        self._counters: dict[int, AddedByWorker] = {}
+        self._end: EndOfRounds | None = None
 
-    def run(self, batch: Any, where: str, is_first: bool = True) -> Any:
+    def run(self, batch: Nested, where: str, is_first: bool = True) -> Nested:
         """Makes a step alone, and ends a round together with all members if one is due.
 
         Args:
@@ -75,13 +76,13 @@ class LocalElasticStep(ElasticStep):
         """The handles of the outer optimizer, among others."""
         return self._round_end().handles()
 
-    def _round_end(self) -> Any:
+    def _round_end(self) -> EndOfRounds:
         if self._end is None:
             rounds, counters = list(self._rounds.values()), list(self._counters.values())
             self._end = self._local.round_end(rounds, counters)
         return self._end
 
-    def _traced(self, batch: Any, flags: tf.Tensor) -> Any:
+    def _traced(self, batch: Nested, flags: tf.Tensor) -> Nested:
         strategy = self._model.distribute_strategy
         sums = [
             variable

@@ -25,7 +25,7 @@ def kept_record(
     records: CallRecords,
     kind: str,
     subject: dict[str, str],
-    rest: Mapping[str, Any],
+    rest: Mapping[str, object],
     handles: Sequence[tf.Tensor],
     calls: Calls,
 ) -> Record:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._types import KerasCallback, KerasModel, KerasVariable
 from tfdist.compression.states import is_of_each_process
 from tfdist.data.position import InputPosition
 from tfdist.elastic.atomic_step import read, type_of
@@ -35,6 +36,7 @@ from tfdist.keras.models import (
     tf_variable,
 )
 from tfdist.keras.own_state import OwnState
+from tfdist.keras.session.adapter import KerasData
 from tfdist.keras.session.positions import Positions
 from tfdist.keras.training_state import TrainingState
 from tfdist.keras.workers import local_updates_of
@@ -118,7 +120,7 @@ class ElasticFit:
         self._values = job.calls.values
 
     @property
-    def model(self) -> Any:
+    def model(self) -> KerasModel:
         """The model that is trained."""
         return self._session.model
 
@@ -241,7 +243,7 @@ class ElasticFit:
             # The other members receive the sums of metrics, too.
             self._positions.resumed.own.restore(self._session.model, metrics=True)
 
-    def _backups(self) -> list[Any]:
+    def _backups(self) -> list[KerasCallback]:
         kind = self._session.keras.backup_type
         return [callback for callback in self._callbacks.callbacks if isinstance(callback, kind)]
 
@@ -317,7 +319,7 @@ class ElasticFit:
         """Whether members compare their variables at all; they do not if workers train alone."""
         return self._contents is not None
 
-    def compares(self, data: Any) -> bool:
+    def compares(self, data: KerasData) -> bool:
         """Whether members compare their variables after an epoch's steps.
 
         Args:
@@ -371,7 +373,11 @@ def state_of_newcomer(job: ElasticJob) -> ElasticFit | None:
     return state if isinstance(state, ElasticFit) and state.is_catching_up else None
 
 
-def _handles(model: Any, concrete: Any, further: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _handles(
+    model: KerasModel,
+    concrete: tf.types.experimental.ConcreteFunction,
+    further: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
     """The resources of all variables that training reads or writes, in a fixed order."""
     found: dict[int, tf.Tensor] = {}
     for variable in _known(model):
@@ -391,7 +397,7 @@ def _handles(model: Any, concrete: Any, further: Sequence[tf.Tensor]) -> list[tf
     return list(found.values())
 
 
-def _known(model: Any) -> list[Any]:
+def _known(model: KerasModel) -> list[KerasVariable]:
     of_keras = global_state.get_global_attribute("global_seed_generator")
     return [
         *model_variables(model),
@@ -401,7 +407,7 @@ def _known(model: Any) -> list[Any]:
     ]
 
 
-def _parts(model: Any, variable: Any) -> Sequence[Any]:
+def _parts(model: KerasModel, variable: KerasVariable) -> Sequence[tf.Variable]:
     """A variable's copies on the devices of this process."""
     return model.distribute_strategy.experimental_local_results(tf_variable(variable))
 

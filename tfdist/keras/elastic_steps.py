@@ -26,6 +26,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfdist import ops
+from tfdist._types import KerasModel, Logs, Nested, StepFunction
 from tfdist.data.shares import rows_of
 from tfdist.elastic.atomic_step import AtomicStep, read, type_of, written
 from tfdist.elastic.job import ElasticJob, Unit
@@ -43,6 +44,7 @@ from tfdist.keras.models import (
     read_results,
     tf_variable,
 )
+from tfdist.keras.strategies import ModelTables, tables_of
 from tfdist.keras.workers import is_table
 from tfdist.ops.collectives.world import world
 
@@ -66,10 +68,10 @@ class ElasticStep:
 
     def __init__(
         self,
-        model: Any,
+        model: KerasModel,
         job: ElasticJob,
         name: str,
-        step: Callable[[Any], Any],
+        step: StepFunction,
         *,
         admits: bool = False,
         gathers: bool = False,
@@ -88,13 +90,15 @@ class ElasticStep:
         self._gathers = gathers
         self._adds_numbers = adds_numbers
         self._atomic = AtomicStep()
-        self._functions: dict[Any, tf.types.experimental.PolymorphicFunction] = {}
+        self._functions: dict[
+            tuple[tf.TypeSpec, ...], tf.types.experimental.PolymorphicFunction
+        ] = {}
         # Scalars that are variables, but none of the model or its optimizer, in a fixed order.
         self._further_scalars: list[tf.Tensor] = []
         # Of the batch of which the step is being traced.
         self._rows: tf.Tensor | None = None
 
-    def run(self, batch: Any, where: str, is_first: bool = True) -> Any:
+    def run(self, batch: Nested, where: str, is_first: bool = True) -> Nested:
         """Makes a step together with all members.
 
         Args:
@@ -117,7 +121,7 @@ class ElasticStep:
         step = self.step_on(batch)
         tables = _tables_of(self._model)
 
-        def call() -> Any:
+        def call() -> Nested:
             if tables is not None:
                 tables.begin_unit()
             result, flags = step(self._job.flags())
@@ -137,13 +141,13 @@ class ElasticStep:
             self._job.take_flags(flags)
         return result
 
-    def step_on(self, batch: Any) -> Callable[[Sequence[float]], Any]:
+    def step_on(self, batch: Nested) -> Callable[[Sequence[float]], Nested]:
         """Returns a function that takes this member's flags, and makes the step on a batch."""
         leaves, structure = _leaves(batch)
         function = self._function([tf.type_spec_from_value(leaf) for leaf in leaves], structure)
         return lambda flags: function(leaves, tf.constant(flags, tf.float64))
 
-    def trace(self, spec: Any) -> Any:
+    def trace(self, spec: Nested) -> tf.types.experimental.ConcreteFunction:
         """Traces the step without running it; returns the concrete function.
 
         Args:
@@ -160,7 +164,7 @@ class ElasticStep:
         """Whether a resource belongs to a variable which only makes this step atomic."""
         return self._atomic.is_private(handle)
 
-    def _alone(self, batch: Any) -> Any:
+    def _alone(self, batch: Nested) -> Nested:
         """A newcomer's step of `evaluate` or `predict` in a callback.
 
         The members have made it before they have let the newcomer join.
@@ -170,14 +174,14 @@ class ElasticStep:
             self._model.distribute_strategy.run(self._read_step, args=(share,))
         return self._healed(batch)
 
-    def _healed(self, batch: Any) -> Any:
+    def _healed(self, batch: Nested) -> Nested:
         if self._gathers:
             # The result is no variable, so it did not come with them. No other member is needed.
             return self._model.distribute_strategy.experimental_local_results(self._step(batch))[0]
         return self._model.get_metrics_result()
 
     def _function(
-        self, specs: Sequence[tf.TypeSpec], structure: Callable[[Sequence], Any]
+        self, specs: Sequence[tf.TypeSpec], structure: Callable[[Sequence], Nested]
     ) -> tf.types.experimental.PolymorphicFunction:
         relaxed = [_with_any_rows(spec) for spec in specs]
         key = tuple(relaxed)
@@ -197,9 +201,9 @@ class ElasticStep:
         return self._functions[key]
 
     def _new_function(
-        self, specs: Sequence[tf.TypeSpec], structure: Callable[[Sequence], Any]
+        self, specs: Sequence[tf.TypeSpec], structure: Callable[[Sequence], Nested]
     ) -> tf.types.experimental.PolymorphicFunction:
-        def elastic_step(leaves: list, flags: tf.Tensor) -> Any:
+        def elastic_step(leaves: list, flags: tf.Tensor) -> Nested:
             self._atomic.make_atomic(tf.compat.v1.get_default_graph())
             return self._traced(structure(leaves), flags)
 
@@ -211,7 +215,7 @@ class ElasticStep:
             autograph=False,
         )
 
-    def _traced(self, batch: Any, flags: tf.Tensor) -> Any:
+    def _traced(self, batch: Nested, flags: tf.Tensor) -> Nested:
         strategy = self._model.distribute_strategy
         if self._admits:
             self._agree_on_scalars()
@@ -243,7 +247,7 @@ class ElasticStep:
                 tables.commit()
         return self._of_all(first, dict(zip(other, numbers, strict=True))), flags
 
-    def _read_step(self, batch: Any) -> Any:
+    def _read_step(self, batch: Nested) -> Nested:
         # Replicas may run in threads of their own.
         with knowing_rows(self._rows):
             return read_results(self._step(batch))
@@ -262,7 +266,7 @@ class ElasticStep:
                 found[id(parts[0].handle)] = [part.handle for part in parts]
         return [*found.values(), *([handle] for handle in self._further_scalars)]
 
-    def _note_scalars(self, concrete: Any) -> None:
+    def _note_scalars(self, concrete: tf.types.experimental.ConcreteFunction) -> None:
         """Notes variables of the user's own that a traced step reads, such as a loss's weight."""
         own = {
             id(part.handle)
@@ -296,11 +300,11 @@ class ElasticStep:
         for parts, value in zip(scalars, values, strict=True):
             assign_values(parts, [value] * len(parts))
 
-    def _share(self, batch: Any) -> Any:
+    def _share(self, batch: Nested) -> Nested:
         """This member's rows of a batch, for each of its devices."""
         return self._share_of(batch, *world(self._job.communicator))
 
-    def _share_of(self, batch: Any, rank: tf.Tensor, size: tf.Tensor) -> Any:
+    def _share_of(self, batch: Nested, rank: tf.Tensor, size: tf.Tensor) -> Nested:
         devices = self._model.distribute_strategy.extended.worker_devices
         parts = [
             rows_of(batch, size * len(devices), rank * len(devices) + i)
@@ -336,7 +340,7 @@ class ElasticStep:
             return flags, sums
         return flags, [total / tf.cast(size, total.dtype) for total in sums]
 
-    def _of_all(self, outputs: Any, numbers: dict[str, tf.Tensor]) -> Any:
+    def _of_all(self, outputs: Nested, numbers: dict[str, tf.Tensor]) -> Nested:
         """The logs of all members in place of this member's."""
         if not isinstance(outputs, dict):
             return outputs
@@ -349,25 +353,25 @@ class ElasticStep:
             name: metrics.get(name, numbers.get(name, value)) for name, value in outputs.items()
         }
 
-    def _gathered(self, outputs: Any) -> Any:
+    def _gathered(self, outputs: Nested) -> Nested:
         """The rows of the results of all members, in the order of the batch."""
         strategy = self._model.distribute_strategy
 
-        def gathered(value: Any) -> tf.Tensor:
+        def gathered(value: tf.Tensor) -> tf.Tensor:
             parts = strategy.experimental_local_results(value)
             return ops.all_gather(tf.concat(parts, 0), self._job.communicator, label=self._name)
 
         return tree.map_structure(gathered, outputs)
 
 
-def _tables_of(model: Any) -> Any | None:
+def _tables_of(model: KerasModel) -> ModelTables | None:
     """The embedding tables of a model's strategy; `None` if the model cannot have any.
 
     Raises:
       ValueError: the model is of tf_keras, and has tables.
     """
     if isinstance(model, keras.Model):
-        return getattr(model.distribute_strategy.extended, "tables", None)
+        return tables_of(model.distribute_strategy.extended)
     if any(is_table(tf_variable(variable)) for variable in model_variables(model)):
         raise ValueError(
             f"elastic training of {model.name!r}: expected a model of Keras 3, because it has "
@@ -384,7 +388,7 @@ def _pushes() -> list[tf.Operation]:
 
 def execution(
     step: ElasticStep, name: str, steps: Callable[[], int], where: Callable[[], str]
-) -> Callable[[Iterator], Any]:
+) -> Callable[[Iterator], Logs]:
     """Returns what a Keras calls with an iterator of batches: it makes some steps.
 
     Args:
@@ -397,7 +401,7 @@ def execution(
       A function that returns the last step's logs; its attribute `elastic_step` is `step`.
     """
 
-    def function(iterator: Iterator) -> Any:
+    def function(iterator: Iterator) -> Nested:
         logs = None
         of_first = f"{name}, {where()}"
         for step_index in range(steps()):
@@ -416,19 +420,19 @@ def execution(
     return marked
 
 
-def predicted(step: ElasticStep, batches: Iterable) -> Any:
+def predicted(step: ElasticStep, batches: Iterable) -> Nested:
     """Returns the rows that a step predicts for some batches."""
     parts = [step.run(batch, "predict_step") for batch in batches]
     return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
 
 
-def _leaves(structure: Any) -> tuple[list, Callable[[Sequence], Any]]:
+def _leaves(structure: Nested) -> tuple[list, Callable[[Sequence], Nested]]:
     """Returns the leaves that are not `None`, and a function that puts others in their places."""
     flat = tf.nest.flatten(structure)
     indices = [i for i, leaf in enumerate(flat) if leaf is not None]
 
-    def packed(leaves: Sequence) -> Any:
-        filled: list[Any] = [None] * len(flat)
+    def packed(leaves: Sequence) -> Nested:
+        filled: list[object] = [None] * len(flat)
         for index, leaf in zip(indices, leaves, strict=True):
             filled[index] = leaf
         return tf.nest.pack_sequence_as(structure, filled)
@@ -436,7 +440,7 @@ def _leaves(structure: Any) -> tuple[list, Callable[[Sequence], Any]]:
     return [flat[index] for index in indices], packed
 
 
-def _with_any_rows(spec: Any) -> Any:
+def _with_any_rows(spec: tf.TypeSpec) -> tf.TypeSpec:
     """A spec of any number of rows."""
     if spec.shape.rank in (None, 0):
         return spec
@@ -448,7 +452,7 @@ def _with_any_rows(spec: Any) -> Any:
     return type(spec)(shape, spec.dtype)
 
 
-def own_variables(model: Any) -> list[SyncOnReadVariable]:
+def own_variables(model: KerasModel) -> list[SyncOnReadVariable]:
     """The variables of which replicas have values of their own."""
     found: dict[int, SyncOnReadVariable] = {}
     variables = [
@@ -465,7 +469,7 @@ def own_variables(model: Any) -> list[SyncOnReadVariable]:
     return list(found.values())
 
 
-def numbers_but_metrics(model: Any, outputs: Any) -> dict[str, tf.Tensor]:
+def numbers_but_metrics(model: KerasModel, outputs: Nested) -> dict[str, tf.Tensor]:
     """Scalars that a `train_step` of the user's returns besides the results of metrics."""
     if not isinstance(outputs, dict):
         return {}
@@ -481,8 +485,8 @@ def numbers_but_metrics(model: Any, outputs: Any) -> dict[str, tf.Tensor]:
 
 
 def changed_by_step(
-    own: Sequence[SyncOnReadVariable], before: Sequence[Any]
-) -> list[tuple[SyncOnReadVariable, Any]]:
+    own: Sequence[SyncOnReadVariable], before: Sequence[Sequence[tf.Tensor]]
+) -> list[tuple[SyncOnReadVariable, Sequence[tf.Tensor]]]:
     """The variables that the function that is being traced writes, each with its `before`."""
     graph = tf.compat.v1.get_default_graph()
     changed = {resource.ref() for op in graph.get_operations() for resource in written(op)}

@@ -12,19 +12,19 @@ import contextlib
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import KerasCallback, KerasModel, Logs
 from tfdist.keras import rank_zero
 from tfdist.keras.callback import replaced
 from tfdist.keras.workers import elastic_job_of, rank_of
 
 # Of workers that write no run: directories of theirs that are deleted at the end.
-_scratch: weakref.WeakKeyDictionary[Any, tempfile.TemporaryDirectory]
+_scratch: weakref.WeakKeyDictionary[KerasCallback, tempfile.TemporaryDirectory]
 _scratch = weakref.WeakKeyDictionary()
 # Callbacks that trace steps in this process; their own flags are numbers, which newcomers receive.
-_tracing: weakref.WeakSet[Any] = weakref.WeakSet()
+_tracing: weakref.WeakSet[KerasCallback] = weakref.WeakSet()
 
 
 class WriterOfRank0(property):
@@ -44,14 +44,14 @@ class WriterOfRank0(property):
         )
 
 
-def begin(original: Callable, board: Any, model: Any) -> None:
+def begin(original: Callable, board: KerasCallback, model: KerasModel) -> None:
     """Calls `set_model`, which writes the graph of the model."""
     original(board, model)
     if board.write_graph and elastic_job_of(model.distribute_strategy) is not None:
         _write(board, "the model's graph", board._write_keras_model_summary, is_called=True)
 
 
-def begin_elsewhere(original: Callable, board: Any, model: Any) -> None:
+def begin_elsewhere(original: Callable, board: KerasCallback, model: KerasModel) -> None:
     """Calls `set_model` on a worker of a fixed job that writes no run.
 
     It writes into a directory that is deleted: reading some variables, as for histograms, needs all
@@ -62,7 +62,7 @@ def begin_elsewhere(original: Callable, board: Any, model: Any) -> None:
         original(board, model)
 
 
-def end(original: Callable, board: Any, logs: Any) -> None:
+def end(original: Callable, board: KerasCallback, logs: Logs | None) -> None:
     """Calls `on_train_end`, and deletes what this worker has written if it does not write a run."""
     original(board, logs)
     folder = _scratch.pop(board, None)
@@ -70,7 +70,7 @@ def end(original: Callable, board: Any, logs: Any) -> None:
         folder.cleanup()
 
 
-def end_epoch(original: Callable, board: Any, epoch: int, logs: Any) -> None:
+def end_epoch(original: Callable, board: KerasCallback, epoch: int, logs: Logs | None) -> None:
     """Calls `on_epoch_end` on rank 0; the members of an elastic job meet behind it."""
     if elastic_job_of(board.model.distribute_strategy) is None:
         original(board, epoch, logs)
@@ -79,7 +79,9 @@ def end_epoch(original: Callable, board: Any, epoch: int, logs: Any) -> None:
     rank_zero.meet(board)
 
 
-def end_batch(original: Callable, board: Any, step: int, batch: int, logs: Any) -> None:
+def end_batch(
+    original: Callable, board: KerasCallback, step: int, batch: int, logs: Logs | None
+) -> None:
     """Calls `on_train_batch_end`.
 
     Args:
@@ -111,7 +113,7 @@ def end_batch(original: Callable, board: Any, step: int, batch: int, logs: Any) 
     _write(board, f"the events of batch {batch + 1}", write)
 
 
-def end_test(original: Callable, board: Any, step: Any, logs: Any) -> None:
+def end_test(original: Callable, board: KerasCallback, step: int, logs: Logs | None) -> None:
     """Calls `on_test_end`; `step` is Keras's number of the last batch of the evaluation."""
     if elastic_job_of(board.model.distribute_strategy) is None:
         original(board, logs)
@@ -126,14 +128,14 @@ def end_test(original: Callable, board: Any, step: Any, logs: Any) -> None:
     _write(board, "the events of an evaluation", write, is_called=True)
 
 
-def start_trace(original: Callable, board: Any) -> None:
+def start_trace(original: Callable, board: KerasCallback) -> None:
     """Calls `_start_trace` on rank 0 alone, as far as it is known then."""
     if rank_of(board.model) == 0 and not rank_zero.is_left_to_rank_0(board.model):
         original(board)
         _tracing.add(board)
 
 
-def stop_trace(original: Callable, board: Any, batch: Any) -> None:
+def stop_trace(original: Callable, board: KerasCallback, batch: int) -> None:
     """Calls `_stop_trace` where this process traces."""
     if board in _tracing:
         _tracing.discard(board)
@@ -142,7 +144,9 @@ def stop_trace(original: Callable, board: Any, batch: Any) -> None:
         board._is_tracing = False
 
 
-def _write(board: Any, what: str, call: Callable[[], None], is_called: bool = False) -> None:
+def _write(
+    board: KerasCallback, what: str, call: Callable[[], None], is_called: bool = False
+) -> None:
     """Lets rank 0 of an elastic job write events, and flush them.
 
     Args:
@@ -161,7 +165,7 @@ def _write(board: Any, what: str, call: Callable[[], None], is_called: bool = Fa
         writer.flush()
 
 
-def _write_again(board: Any, call: Callable[[], None]) -> None:
+def _write_again(board: KerasCallback, call: Callable[[], None]) -> None:
     """Makes a call whose events the run may have already, wholly or in part."""
     folders = {"train": board._train_dir, "val": board._val_dir}
     with tempfile.TemporaryDirectory(prefix="tfdist-events-") as scratch:
@@ -187,7 +191,7 @@ def _write_again(board: Any, call: Callable[[], None]) -> None:
             writer.flush()
 
 
-def _values(folder: str) -> Iterator[tuple[Any, Any]]:
+def _values(folder: str) -> Iterator[tuple[tf.compat.v1.Event, tf.compat.v1.Summary.Value]]:
     """The values in the event files of a directory, each with its event."""
     for path in tf.io.gfile.glob(f"{folder}/events.out.tfevents.*"):
         # The last record of a killed process may be half a record.

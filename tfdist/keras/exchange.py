@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import KerasModel
 from tfdist.keras.workers import communicator_of, trains_on_servers
 from tfdist.ops.collectives.alone import expect_all
+from tfdist.ps.config import PsConfig
 
 
-def workers_of(model: Any) -> int:
+def workers_of(model: KerasModel) -> int:
     """The number of workers whose batches belong together; 1 where each trains on its own."""
     strategy = model.distribute_strategy
     if trains_on_servers(strategy):
@@ -23,7 +23,7 @@ def workers_of(model: Any) -> int:
     return 1 if communicator is None else communicator.size
 
 
-def gather(model: Any, content: bytes) -> list[bytes]:
+def gather(model: KerasModel, content: bytes) -> list[bytes]:
     """Returns what each worker has, by rank.
 
     Args:
@@ -45,7 +45,7 @@ def gather(model: Any, content: bytes) -> list[bytes]:
     return [row.tobytes() for row in rows.reshape(workers, -1)]
 
 
-def broadcast(model: Any, content: bytes | None) -> bytes | None:
+def broadcast(model: KerasModel, content: bytes | None) -> bytes | None:
     """Returns what the chief has.
 
     Args:
@@ -68,7 +68,7 @@ def broadcast(model: Any, content: bytes | None) -> bytes | None:
     return _of_chief(model, values).astype(np.uint8).tobytes()
 
 
-def _of_chief(model: Any, values: np.ndarray) -> np.ndarray:
+def _of_chief(model: KerasModel, values: np.ndarray) -> np.ndarray:
     """The chief's values; other workers' values are zero."""
     communicator = communicator_of(model)
     if communicator is not None:
@@ -76,11 +76,11 @@ def _of_chief(model: Any, values: np.ndarray) -> np.ndarray:
     return _sum_over_workers(model, values)
 
 
-def _sum_over_workers(model: Any, values: np.ndarray) -> np.ndarray:
+def _sum_over_workers(model: KerasModel, values: np.ndarray) -> np.ndarray:
     expect_all(None, "the exchange of the training's state")
     parameters = model.distribute_strategy.extended.parameters
     return parameters.all_reduce(tf.constant(values), None).numpy()
 
 
-def _waits_for_all(config: Any) -> bool:
+def _waits_for_all(config: PsConfig) -> bool:
     return config.num_aggregate >= config.workers

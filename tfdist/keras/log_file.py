@@ -15,9 +15,10 @@ line and continues writes the bytes that are there already. It leaves text that 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import tensorflow as tf
+
+from tfdist.control.encoding import JsonObject
 
 
 class CsvLogFile:
@@ -95,11 +96,11 @@ class CsvLogFile:
         with tf.io.gfile.GFile(self._path, "wb") as file:
             file.write(before + content)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """The state that a newcomer needs."""
         return {"begin": self.begin, "text": self.text}
 
-    def restore(self, described: dict[str, Any]) -> None:
+    def restore(self, described: JsonObject) -> None:
         """Takes what `describe` has returned on another member."""
         self.begin, self.text = described["begin"], described["text"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import KerasCallback, KerasModel
 from tfdist.elastic.values import broadcast_bytes
 from tfdist.job import process
 from tfdist.keras import rank_zero
@@ -31,12 +31,12 @@ class _Call:
       numbers: the attributes of rank 0's callback when the members last met.
     """
 
-    callback: Any = None
+    callback: KerasCallback | None = None
     is_set: bool = False
     trains: bool = False
     has_begun: bool = False
     logs: dict | None = None
-    numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
+    numbers: dict[str, float | None] = dataclasses.field(default_factory=dict)
 
 
 class OnRankZero(Callback):
@@ -60,7 +60,7 @@ class OnRankZero(Callback):
       model.fit(data, callbacks=[tfdist.callbacks.OnRankZero(MyLogger("run 7"))])
     """
 
-    def __init__(self, callback: Any) -> None:
+    def __init__(self, callback: KerasCallback | Callable[[], KerasCallback]) -> None:
         """Makes the callback.
 
         Args:
@@ -77,16 +77,16 @@ class OnRankZero(Callback):
                 f"{callback!r}"
             )
         super().__init__()
-        self._make: Callable[[], Any] = (lambda: callback) if is_callback else callback
+        self._make: Callable[[], KerasCallback] = (lambda: callback) if is_callback else callback
         self._given = callback if is_callback else None
         self._call = _Call()
 
-    def set_params(self, params: Any) -> None:
+    def set_params(self, params: dict) -> None:
         """Keeps the parameters of `fit` for the wrapped callback."""
         super().set_params(params)
         self._call.is_set = False
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: KerasModel) -> None:
         """Keeps the model for the wrapped callback."""
         super().set_model(model)
         self._call.is_set = False
@@ -172,10 +172,10 @@ class OnRankZero(Callback):
         ask = getattr(self._given, question, None)
         return True if ask is None else bool(ask())
 
-    def _forward(self, hook: str, *arguments: Any) -> None:
+    def _forward(self, hook: str, *arguments: object) -> None:
         self._on_rank_0(hook, lambda: getattr(self._take_over(), hook)(*arguments))
 
-    def _on_rank_0(self, hook: str, call: Callable[[], Any]) -> None:
+    def _on_rank_0(self, hook: str, call: Callable[[], object]) -> None:
         what = f"{hook} of {self._in_words()}"
         if rank_zero.is_left_to_rank_0(self.model):
             rank_zero.owe(self.model, what, call)
@@ -188,7 +188,7 @@ class OnRankZero(Callback):
             return rank_of(self.model)
         return process.rank() if process.is_initialized() else 0
 
-    def _take_over(self) -> Any:
+    def _take_over(self) -> KerasCallback:
         """Returns the wrapped callback, which has begun."""
         state = self._call
         if state.callback is None:
@@ -228,7 +228,7 @@ class OnRankZero(Callback):
         if content is not None:  # else the others have done it, and keep the numbers
             self._call.numbers = json.loads(content)
 
-    def _numbers(self) -> dict[str, Any]:
+    def _numbers(self) -> dict[str, float | None]:
         """The numbers of the callback of rank 0, as far as this worker knows them."""
         state = self._call
         return rank_zero.numbers_of(state.callback) if state.has_begun else state.numbers
@@ -242,7 +242,7 @@ class OnRankZero(Callback):
         return "a function that makes one" if known is None else type(known).__qualname__
 
 
-def _take(callback: OnRankZero, numbers: dict[str, Any]) -> None:
+def _take(callback: OnRankZero, numbers: dict[str, float | None]) -> None:
     callback._call.numbers = numbers
 
 

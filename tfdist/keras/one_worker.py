@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
+
+from tfdist._types import KerasCallback, KerasModel, KerasVariable
 
 # The class of variables of which replicas have values of their own.
 from tfdist.internals.tensorflow import SyncOnReadVariable
@@ -19,7 +20,7 @@ from tfdist.keras.workers import communicator_of, elastic_job_of, is_ours, local
 from tfdist.ops.collectives.alone import alone
 
 
-def expect_callable_by_one(callback: Any, model: Any) -> None:
+def expect_callable_by_one(callback: KerasCallback, model: KerasModel) -> None:
     """Refuses a callback that saves a model together with all workers.
 
     Args:
@@ -38,7 +39,7 @@ def expect_callable_by_one(callback: Any, model: Any) -> None:
 
 
 @contextlib.contextmanager
-def without_others(name: str, model: Any) -> Iterator[None]:
+def without_others(name: str, model: KerasModel) -> Iterator[None]:
     """Within it one worker calls a callback; an eager collective of the job raises ValueError.
 
     Args:
@@ -56,7 +57,7 @@ def _refusal(name: str) -> str:
     return f"OnRankZero: expected a callback that one worker can call, received {name}"
 
 
-def _need_of_all(callback: Any, model: Any) -> str | None:
+def _need_of_all(callback: KerasCallback, model: KerasModel) -> str | None:
     """Why a callback needs all workers; `None` if that is not known of it."""
     if not _trains_with_others(model):
         return None
@@ -73,14 +74,14 @@ def _need_of_all(callback: Any, model: Any) -> str | None:
     return None
 
 
-def _trains_with_others(model: Any) -> bool:
+def _trains_with_others(model: KerasModel) -> bool:
     strategy = model.distribute_strategy
     if not is_ours(strategy) or elastic_job_of(strategy) is not None:
         return False
     return exchange.workers_of(model) > 1
 
 
-def _is_a(name: str, callback: Any) -> bool:
+def _is_a(name: str, callback: KerasCallback) -> bool:
     """Whether a callback is of a class of either Keras."""
     return any(
         kind.__name__ == name and kind.__module__.partition(".")[0] in ("keras", "tf_keras")
@@ -88,7 +89,7 @@ def _is_a(name: str, callback: Any) -> bool:
     )
 
 
-def _is_read_by_all(variable: Any) -> bool:
+def _is_read_by_all(variable: KerasVariable) -> bool:
     return (
         isinstance(variable, SyncOnReadVariable)
         # Each worker reads its own first replica's.

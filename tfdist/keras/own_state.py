@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist._types import KerasModel, KerasVariable
 from tfdist.internals.keras_3 import global_state
 
 # The class of variables of which replicas have values of their own.
@@ -42,7 +42,7 @@ class OwnState:
     values: dict[str, np.ndarray]
 
     @classmethod
-    def of(cls, model: Any, of_all: bool) -> OwnState:
+    def of(cls, model: KerasModel, of_all: bool) -> OwnState:
         """The state of a model's replicas.
 
         Args:
@@ -61,7 +61,7 @@ class OwnState:
             of_rounds = {f"{_LOCAL_UPDATES}{name}": value for name, value in found.items()}
         return cls({**(_gathered(local, model) if of_all else local), **of_rounds})
 
-    def restore(self, model: Any, metrics: bool) -> None:
+    def restore(self, model: KerasModel, metrics: bool) -> None:
         """Gives each replica its values.
 
         With another number of replicas than before, the first one gets the sum of summed variables,
@@ -93,7 +93,7 @@ class OwnState:
                 here[replica].assign(value)
 
 
-def _own_variables(model: Any) -> dict[str, Any]:
+def _own_variables(model: KerasModel) -> dict[str, KerasVariable]:
     """The variables of which replicas have values of their own, by their kind and a number.
 
     Not by their paths, which have other numbers if the process made other models before.
@@ -112,7 +112,7 @@ def _own_variables(model: Any) -> dict[str, Any]:
         "optimizer": [v for v in optimizer_variables(model) if _is_own(v)],
         "accumulator": [v for v in getattr(inner, "_accumulated_gradients", ()) if v is not None],
     }
-    found: dict[str, Any] = {}
+    found: dict[str, KerasVariable] = {}
     seen: set[int] = set()
     for kind, variables in kinds.items():
         own = [v for v in variables if id(v) not in seen and not is_on_servers(tf_variable(v))]
@@ -121,16 +121,16 @@ def _own_variables(model: Any) -> dict[str, Any]:
     return found
 
 
-def _is_own(variable: Any) -> bool:
+def _is_own(variable: KerasVariable) -> bool:
     return isinstance(tf_variable(variable), SyncOnReadVariable)
 
 
-def _replicas_of(model: Any, variable: Any) -> Sequence[tf.Variable]:
+def _replicas_of(model: KerasModel, variable: KerasVariable) -> Sequence[tf.Variable]:
     """A variable's copies in the replicas of this process."""
     return model.distribute_strategy.experimental_local_results(tf_variable(variable))
 
 
-def _gathered(local: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
+def _gathered(local: dict[str, np.ndarray], model: KerasModel) -> dict[str, np.ndarray]:
     # As many bytes of each worker, since all have the same model and as many devices.
     workers = exchange.gather(model, b"".join(value.tobytes() for value in local.values()))
     gathered, at = {}, 0
@@ -141,7 +141,9 @@ def _gathered(local: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]
     return gathered
 
 
-def _divided(saved: np.ndarray, variable: Any, model: Any, local: int) -> list[np.ndarray]:
+def _divided(
+    saved: np.ndarray, variable: KerasVariable, model: KerasModel, local: int
+) -> list[np.ndarray]:
     """The values of this process's replicas."""
     workers = exchange.workers_of(model)
     first = rank_of(model) * local if workers > 1 else 0

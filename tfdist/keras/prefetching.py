@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist._types import KerasModel, Nested
 from tfdist.keras.embeddings import provided
 
 _log = logging.getLogger("tfdist")
 
 
-def with_prefetch(model: Any) -> Callable[[tf.data.Dataset], tf.data.Dataset] | None:
+def with_prefetch(model: KerasModel) -> Callable[[tf.data.Dataset], tf.data.Dataset] | None:
     """Returns a function that makes a model's training data look rows up ahead.
 
     Args:
@@ -43,8 +43,8 @@ def with_prefetch(model: Any) -> Callable[[tf.data.Dataset], tf.data.Dataset] | 
     found = [(layer, node.input_tensors[0]) for layer in layers for node in layer._inbound_nodes]
     finder = keras.Model(inputs, {str(i): tensor for i, (_, tensor) in enumerate(found)})
 
-    def ids_of(*batch: Any) -> dict[Any, list]:
-        by_table: dict[Any, list] = {}
+    def ids_of(*batch: Nested) -> dict[object, list]:
+        by_table: dict[object, list] = {}
         ids = finder(batch[0])
         for i, (layer, _) in enumerate(found):
             for table, of_table in layer.ids_by_table(ids[str(i)]):

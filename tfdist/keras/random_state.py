@@ -43,7 +43,7 @@ def restore(content: bytes) -> None:
     Raises:
       ValueError: there is a state that a generator cannot take; none has changed.
     """
-    states: dict[str, Any] = decode(content)
+    states = decode(content)
     try:
         of_python, of_numpy, of_tensorflow = (
             states[name] for name in ("python", "numpy", "tensorflow")
@@ -65,7 +65,7 @@ def restore(content: bytes) -> None:
         own.setstate(of_tensorflow)
 
 
-def _check_numpy(state: Any) -> None:
+def _check_numpy(state: tuple) -> None:
     np.random.RandomState().set_state(state)
     position = state[2]
     # NumPy takes any position, and reads there.

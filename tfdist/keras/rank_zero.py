@@ -13,23 +13,25 @@ are compared when `fit` begins, and a callback that overrides when it saves does
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import KerasCallback, KerasModel
 from tfdist.elastic.job import ElasticJob, Unit
 from tfdist.keras.session.session import newest_fit
 from tfdist.keras.workers import elastic_job_of, local_updates_of
 
+_Result = TypeVar("_Result")
 _NUMBERS = (bool, int, float, type(None))
 # Kinds of callbacks after whose calls the members meet, and the methods that decide when.
 _meeting: dict[type, tuple[str, ...]] = {}
 # By kind: the function that returns a callback's state on a member, and the function that sets it
 # on a newcomer.
-_carried: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {}
+_carried: dict[type, tuple[Callable, Callable]] = {}
 
 
 def meets(kind: type, *methods: str) -> None:
@@ -44,7 +46,7 @@ def meets(kind: type, *methods: str) -> None:
     carries(kind, numbers_of, take_numbers)
 
 
-def is_left_to_rank_0(model: Any) -> bool:
+def is_left_to_rank_0(model: KerasModel) -> bool:
     """Whether another member writes the files and the output of a model's training.
 
     Also of a newcomer, which has no other rank than 0 before the members take it in.
@@ -53,7 +55,7 @@ def is_left_to_rank_0(model: Any) -> bool:
     return job is not None and (job.is_newcomer or job.rank != 0)
 
 
-def owe(model: Any, what: str, call: Callable[[], None]) -> None:
+def owe(model: KerasModel, what: str, call: Callable[[], object]) -> None:
     """Notes a call that rank 0 makes now, and this member makes if rank 0 is lost meanwhile.
 
     Args:
@@ -67,7 +69,7 @@ def owe(model: Any, what: str, call: Callable[[], None]) -> None:
         job.owed.add(what, call)
 
 
-def by_rank_0(model: Any, what: str, call: Callable[[], None]) -> None:
+def by_rank_0(model: KerasModel, what: str, call: Callable[[], object]) -> None:
     """Makes a call on rank 0 of an elastic job alone; the others owe it."""
     if is_left_to_rank_0(model):
         owe(model, what, call)
@@ -75,7 +77,7 @@ def by_rank_0(model: Any, what: str, call: Callable[[], None]) -> None:
         call()
 
 
-def will_meet(callback: Any) -> ElasticJob | None:
+def will_meet(callback: KerasCallback) -> ElasticJob | None:
     """The members who meet after the callback's present call; `None` if they do not."""
     model, fit = getattr(callback, "model", None), newest_fit()
     if model is None or fit is None:
@@ -90,7 +92,7 @@ def will_meet(callback: Any) -> ElasticJob | None:
     return job if any(each is callback for each in known) else None
 
 
-def meet(callback: Any, call: Callable[[], Any] | None = None) -> Any:
+def meet(callback: KerasCallback, call: Callable[[], _Result] | None = None) -> _Result | None:
     """Waits until rank 0 has made its call, or the next rank 0 has made it again.
 
     Args:
@@ -117,19 +119,19 @@ def meet(callback: Any, call: Callable[[], Any] | None = None) -> Any:
     return job.run(Unit(name, call or wait, lets_leave=False))
 
 
-def meeting(callbacks: Iterable[Any]) -> list[Any]:
+def meeting(callbacks: Iterable[KerasCallback]) -> list[KerasCallback]:
     """Those callbacks of a `fit` after whose calls the members meet."""
     return [callback for callback in callbacks if _is_kept(callback)]
 
 
-def in_words(callbacks: Iterable[Any]) -> str:
+def in_words(callbacks: Iterable[KerasCallback]) -> str:
     """Describes callbacks after whose calls the members meet, as all members must have them."""
     return ", ".join(
         f"{type(each).__qualname__}({getattr(each, 'save_freq', '')})" for each in callbacks
     )
 
 
-def _is_kept(callback: Any) -> bool:
+def _is_kept(callback: KerasCallback) -> bool:
     """Whether a callback is of a kind that meets, and decides as that kind does when it saves."""
     for kind, methods in _meeting.items():
         if isinstance(callback, kind):
@@ -153,14 +155,14 @@ def carries(
     _carried[kind] = (describe, restore)
 
 
-def describe(callbacks: Iterable[Any]) -> str:
+def describe(callbacks: Iterable[KerasCallback]) -> str:
     """The state of the callbacks that rank 0 alone calls, for a newcomer."""
     return json.dumps(
         [(type(each).__qualname__, kind[0](each)) for each, kind in _known(callbacks)]
     )
 
 
-def restore(callbacks: Iterable[Any], described: str) -> None:
+def restore(callbacks: Iterable[KerasCallback], described: str) -> None:
     """Takes what `describe` has returned on a member; pairs callbacks of a class by their order."""
     theirs = json.loads(described)
     for callback, (_, take) in _known(callbacks):
@@ -171,7 +173,9 @@ def restore(callbacks: Iterable[Any], described: str) -> None:
                 break
 
 
-def _known(callbacks: Iterable[Any]) -> list[tuple[Any, tuple[Callable, Callable]]]:
+def _known(
+    callbacks: Iterable[KerasCallback],
+) -> list[tuple[KerasCallback, tuple[Callable, Callable]]]:
     found = []
     for callback in callbacks:
         kinds = [kind for kind in _carried if isinstance(callback, kind)]
@@ -180,7 +184,7 @@ def _known(callbacks: Iterable[Any]) -> list[tuple[Any, tuple[Callable, Callable
     return found
 
 
-def numbers_of(target: Any) -> dict[str, Any]:
+def numbers_of(target: object) -> dict[str, float | None]:
     """The numbers among an object's attributes, such as counters."""
     return {
         name: value.item() if isinstance(value, np.generic) else value
@@ -189,7 +193,7 @@ def numbers_of(target: Any) -> dict[str, Any]:
     }
 
 
-def take_numbers(target: Any, numbers: dict[str, Any]) -> None:
+def take_numbers(target: object, numbers: Mapping[str, float | None]) -> None:
     """Gives an object the numbers of another one; attributes that it does not have are left out."""
     for name, value in numbers.items():
         if name in vars(target):

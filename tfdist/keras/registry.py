@@ -98,7 +98,7 @@ class Replacement:
             return function(original)
 
         @functools.wraps(original or function)
-        def replaced(*args: Any, **kwargs: Any) -> Any:
+        def replaced(*args: object, **kwargs: object) -> Any:
             return function(original, *args, **kwargs)
 
         marked: Any = replaced

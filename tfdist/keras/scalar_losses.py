@@ -20,16 +20,17 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tfdist._types import KerasLoss, Nested
 
 _log = logging.getLogger("tfdist")
 _thread = threading.local()
 _ROWS, _UNKNOWN = 3, 4  # of the batch that is tried, and other sizes that are not known
 # Whether a loss is a mean, by loss.
-_means: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_means: weakref.WeakKeyDictionary[KerasLoss, bool] = weakref.WeakKeyDictionary()
 
 
 class _Call:
@@ -42,7 +43,7 @@ class _Call:
       is_divided: whether it has divided by all replicas itself.
     """
 
-    def __init__(self, loss: Any, inputs: tuple[Any, Any], outer: _Call | None) -> None:
+    def __init__(self, loss: KerasLoss, inputs: tuple[Nested, Nested], outer: _Call | None) -> None:
         self.loss = loss
         self.inputs = inputs
         self.outer = outer
@@ -50,7 +51,7 @@ class _Call:
 
 
 @contextlib.contextmanager
-def called(loss: Any, y_true: Any, y_pred: Any) -> Iterator[None]:
+def called(loss: KerasLoss, y_true: Nested, y_pred: Nested) -> Iterator[None]:
     """Within it `loss` is called."""
     before = getattr(_thread, "call", None)
     _thread.call = _Call(loss, (y_true, y_pred), before)
@@ -78,7 +79,7 @@ def is_mean() -> bool:
     return _means[call.loss]
 
 
-def of_sums() -> Any:
+def of_sums() -> KerasLoss | None:
     """The called loss, if the number that it has returned is to be added as it is; else `None`."""
     call = getattr(_thread, "call", None)
     return None if call is None or is_mean() else call.loss
@@ -116,7 +117,7 @@ def _tried(call: _Call) -> tuple[float, float]:
         _thread.call = outside
 
 
-def _drawn(random: np.random.Generator, tensor: Any) -> np.ndarray:
+def _drawn(random: np.random.Generator, tensor: tf.Tensor) -> np.ndarray:
     sizes = tensor.shape.as_list()[1:]  # fails where the rank is unknown
     shape = (_ROWS, *(_UNKNOWN if size is None else size for size in sizes))
     dtype = tensor.dtype.as_numpy_dtype
@@ -125,7 +126,7 @@ def _drawn(random: np.random.Generator, tensor: Any) -> np.ndarray:
     return np.zeros(shape, dtype)
 
 
-def _warn(loss: Any, why: str) -> None:
+def _warn(loss: KerasLoss, why: str) -> None:
     _log.warning(
         "compile: loss %r returns one number for a batch, and %s: it is taken for a mean over the "
         "rows of a replica. A loss that returns one number for each row is exact on any number of "

@@ -32,6 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import atomic_files
+from tfdist._types import FilePath, KerasModel
 from tfdist.atomic_files import Term
 from tfdist.data.position import InputPosition
 from tfdist.keras import exchange
@@ -65,7 +66,9 @@ class CompletingSaver:
       former: where a file that is replaced is kept.
     """
 
-    def __init__(self, model: Any, state: TrainingState, former: Any = None) -> None:
+    def __init__(
+        self, model: KerasModel, state: TrainingState, former: FilePath | None = None
+    ) -> None:
         self._model = model
         self._state = state
         self._former = None if former is None else os.fspath(former)
@@ -73,15 +76,15 @@ class CompletingSaver:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def save(self, filepath: Any, overwrite: bool = True, **options: Any) -> None:
+    def save(self, filepath: FilePath, overwrite: bool = True, **options: object) -> None:
         """As `keras.Model.save`."""
         self._replace(filepath, lambda path: self._model.save(path, **options))
 
-    def save_weights(self, filepath: Any, overwrite: bool = True, **options: Any) -> None:
+    def save_weights(self, filepath: FilePath, overwrite: bool = True, **options: object) -> None:
         """As `keras.Model.save_weights`."""
         self._replace(filepath, lambda path: self._model.save_weights(path, **options))
 
-    def _replace(self, filepath: Any, save: Callable[[str], None]) -> None:
+    def _replace(self, filepath: FilePath, save: Callable[[str], None]) -> None:
         path = os.fspath(filepath)
         term = term_of(self._model)
 
@@ -104,7 +107,7 @@ class CompletingSaver:
                 )
 
 
-def _size_of(model: Any, state: TrainingState) -> int:
+def _size_of(model: KerasModel, state: TrainingState) -> int:
     """About the bytes of a model's file.
 
     HDF5 ends the process by SIGSEGV where a disk becomes full, so this is compared before.
@@ -138,7 +141,7 @@ def _replace_remote(path: str, former: str | None, write: Callable[[str], None])
         tf.io.gfile.copy(new, path, overwrite=True)
 
 
-def is_of_later_term(path: Any, model: Any) -> bool:
+def is_of_later_term(path: FilePath, model: KerasModel) -> bool:
     """Whether a local file was written after the members of an elastic job had left this process.
 
     Args:
@@ -149,7 +152,7 @@ def is_of_later_term(path: Any, model: Any) -> bool:
     return term is not None and term.is_before(_read_term(os.fspath(path)))
 
 
-def read_state(path: Any) -> bytes | None:
+def read_state(path: FilePath) -> bytes | None:
     """Returns the state in a checkpoint file, for `unpacked`; `None` if there is none.
 
     The whole file is read, and its checksums are compared. HDF5 files of other programs have none.
@@ -179,7 +182,7 @@ def read_state(path: Any) -> bytes | None:
         raise ValueError(f"{os.fspath(path)} is damaged: {error}") from error
 
 
-def go_on_from_file(model: Any, path: Any) -> None:
+def go_on_from_file(model: KerasModel, path: FilePath) -> None:
     """Lets the running `fit` of a model continue from a checkpoint file, which the chief reads.
 
     Raises:
@@ -221,7 +224,7 @@ def _read_hdf5(file: BinaryIO) -> bytes | None:
     return state
 
 
-def _read_values(name: str, value: Any) -> None:
+def _read_values(name: str, value: h5py.Group | h5py.Dataset) -> None:
     if isinstance(value, h5py.Dataset):
         value[()]
 

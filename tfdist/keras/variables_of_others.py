@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from tfdist._types import KerasModel
 from tfdist.keras.workers import has_peers, is_on_servers, is_ours, is_table, trains_on_servers
 
 
-def refuse_variables_of_others(model: Any) -> None:
+def refuse_variables_of_others(model: KerasModel) -> None:
     """Refuses to train variables that the model's strategy does not keep equal.
 
     Raises:

@@ -9,29 +9,32 @@ an unknown attribute on to a value that it may have to reduce first.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TypeGuard
 
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import KerasModel, KerasVariable
 from tfdist.atomic_files import Term
+from tfdist.data.strategies import workers_of
 from tfdist.elastic.job import ElasticJob
+from tfdist.keras.strategies import LocalTraining, ServersStrategy, local_training_of
 from tfdist.ops.collectives.world import world
 
 _log = logging.getLogger("tfdist")
 
 
-def is_ours(strategy: Any) -> bool:
+def is_ours(strategy: tf.distribute.Strategy) -> bool:
     """Whether `strategy` is one of tfdist's."""
     return getattr(type(strategy), "is_of_tfdist", False)
 
 
-def trains_on_servers(strategy: Any) -> bool:
+def trains_on_servers(strategy: tf.distribute.Strategy) -> TypeGuard[ServersStrategy]:
     """Whether `strategy` is tfdist's ParameterServerStrategy."""
     return is_ours(strategy) and hasattr(strategy.extended, "parameters")
 
 
-def has_peers(strategy: Any) -> bool:
+def has_peers(strategy: tf.distribute.Strategy) -> bool:
     """Whether `strategy` is one of tfdist's, with more than one replica, or may get more."""
     # Not the public property: a loss that asks for it divides by it.
     return is_ours(strategy) and (
@@ -39,7 +42,7 @@ def has_peers(strategy: Any) -> bool:
     )
 
 
-def has_copies(strategy: Any) -> bool:
+def has_copies(strategy: tf.distribute.Strategy) -> bool:
     """Whether `strategy` has peers whose state is their own until the strategy reduces it.
 
     With parameter servers state is shared, or each worker's own for good.
@@ -71,23 +74,23 @@ def replica_on_servers() -> tf.distribute.ReplicaContext | None:
     return replica if replica is not None and trains_on_servers(replica.strategy) else None
 
 
-def elastic_job_of(strategy: Any) -> ElasticJob | None:
+def elastic_job_of(strategy: tf.distribute.Strategy) -> ElasticJob | None:
     """The members of an elastic job; `None` for all other strategies."""
     return getattr(strategy, "elastic_job", None)
 
 
-def term_of(model: Any) -> Term | None:
+def term_of(model: KerasModel) -> Term | None:
     """The generation in which this process writes a model's files; `None` if no job is elastic."""
     job = elastic_job_of(model.distribute_strategy)
     return None if job is None else Term(job.id, job.generation)
 
 
-def local_updates_of(strategy: Any) -> Any:
+def local_updates_of(strategy: tf.distribute.Strategy) -> LocalTraining | None:
     """The object that trains the workers of a LocalUpdateStrategy; `None` for others."""
-    return getattr(strategy.extended, "local_updates", None) if is_ours(strategy) else None
+    return local_training_of(strategy.extended) if is_ours(strategy) else None
 
 
-def local_updates() -> Any:
+def local_updates() -> LocalTraining | None:
     """The object that trains the current replica alone; `None` if it does not train alone."""
     replica = replica_of_ours()
     return None if replica is None else local_updates_of(replica.strategy)
@@ -106,7 +109,7 @@ def living_replicas() -> tf.Tensor | None:
     return size * len(replica.strategy.extended.worker_devices)
 
 
-def communicator_of(model: Any) -> ops.Communicator | None:
+def communicator_of(model: KerasModel) -> ops.Communicator | None:
     """The workers that train `model` by collectives; `None` if there is one worker.
 
     `None` in an elastic job, too: outside of its steps a worker needs no other one.
@@ -114,10 +117,10 @@ def communicator_of(model: Any) -> ops.Communicator | None:
     strategy = model.distribute_strategy
     if elastic_job_of(strategy) is not None:
         return None
-    return getattr(strategy, "communicator", None)
+    return workers_of(strategy)
 
 
-def rank_of(model: Any) -> int:
+def rank_of(model: KerasModel) -> int:
     """This process's rank among the workers that train `model`."""
     job = elastic_job_of(model.distribute_strategy)
     if job is not None:
@@ -128,12 +131,12 @@ def rank_of(model: Any) -> int:
     return 0 if communicator is None else communicator.rank
 
 
-def is_on_servers(variable: Any) -> bool:
+def is_on_servers(variable: KerasVariable) -> bool:
     """Whether parameter servers hold the value of a `tf.Variable`."""
     return getattr(type(variable), "is_on_servers", False)
 
 
-def is_table(variable: Any) -> bool:
+def is_table(variable: KerasVariable) -> bool:
     """Whether a `tf.Variable` stands for an embedding table."""
     return getattr(type(variable), "stands_for_table", False)
 

@@ -117,7 +117,7 @@ def _yaml(document: Object) -> str:
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
             return super().increase_indent(flow, False)
 
-        def ignore_aliases(self, data: Any) -> bool:
+        def ignore_aliases(self, data: object) -> bool:
             return True
 
     def text(dumper: Any, value: str) -> Any:

@@ -7,7 +7,6 @@ import enum
 import math
 import posixpath
 import re
-from typing import Any
 
 from tfdist.config.elastic import Elastic
 from tfdist.config.validation import show
@@ -414,7 +413,7 @@ def _path(what: str, value: str) -> None:
         )
 
 
-def _number(what: str, value: Any, least: int) -> None:
+def _number(what: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ClusterConfigError(
             f"{what}: expected a whole number, {least} or more, received {show(value)}"

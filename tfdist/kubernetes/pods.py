@@ -46,7 +46,7 @@ def set_name(job: JobOptions, role: str) -> str:
     return f"{job.name}-{role}-0"
 
 
-def metadata(job: JobOptions, name: str, **more: Any) -> Object:
+def metadata(job: JobOptions, name: str, **more: object) -> Object:
     """Returns the metadata of an object of the job."""
     fields: Object = {"name": name}
     if job.namespace is not None:

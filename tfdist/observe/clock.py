@@ -21,7 +21,6 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.service import Service
@@ -95,7 +94,7 @@ def domain() -> str:
     return f"{boot} {namespace}"
 
 
-def answer(request: ClockRequest, context: ClientContext) -> dict[str, Any]:
+def answer(request: ClockRequest, context: ClientContext) -> dict[str, object]:
     """Answers a probe."""
     return {
         "status": "clock",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tfdist.control.client import Caller, ControlClient, UnreachableError
 from tfdist.errors import TfdistError
@@ -101,7 +100,7 @@ class ClockClient:
         return estimate(probes[1:], reference)
 
 
-def _fields_of(answered: dict[str, Any]) -> tuple[str, int, int]:
+def _fields_of(answered: dict[str, object]) -> tuple[str, int, int]:
     fields = tuple(answered.get(name) for name in ("domain", "received", "sent"))
     if tuple(map(type, fields)) != (str, int, int):
         raise UnreachableError(f"expected the time of a clock, received {str(answered)[:80]}")

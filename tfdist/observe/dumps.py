@@ -12,13 +12,34 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from tfdist.ops.collectives.communicator import CommunicatorEntry
+    from tfdist.ops.trace.events import RecordedEvent
 
 FORMAT = 1
 _SUFFIX = ".json"
 _CRASH_SUFFIX = ".crash.txt"
 # Of a file that is read: a recorder writes about 2 MB.
 _MAX_BYTES = 64 * 1024 * 1024
+
+
+class StackFrame(TypedDict):
+    """A frame of a Python stack."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+
+class ThreadEntry(TypedDict):
+    """A thread of a dump."""
+
+    name: str
+    main: bool
+    stack: list[StackFrame]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +81,13 @@ class Dump:
     reasons: list[str]
     has_finished: bool
     exception: str | None
-    communicators: list[dict[str, Any]]
-    events: list[dict[str, Any]]
+    communicators: list[CommunicatorEntry]
+    events: list[RecordedEvent]
     lost: int
-    threads: list[dict[str, Any]]
+    threads: list[ThreadEntry]
 
     @property
-    def pending(self) -> list[dict[str, Any]]:
+    def pending(self) -> list[RecordedEvent]:
         """The events that have not ended."""
         return [event for event in self.events if event["state"] in ("submitted", "started")]
 

@@ -17,12 +17,13 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from tfdist.observe.dumps import Dump, slug
+from tfdist.observe.dumps import Dump, StackFrame, slug
 
-Event = Mapping[str, Any]
-_Frame = Mapping[str, Any]
+if TYPE_CHECKING:
+    from tfdist.ops.trace.events import RecordedEvent
+
 _Id = tuple[int, int, int]  # communicator, key, number
 
 # Frames of these packages are not the program's own.
@@ -72,7 +73,7 @@ class _Job:
         self._dumps = dumps
         self._crashes = crashes
         # By collective, the event of each task that has started it.
-        self._started: dict[_Id, dict[str, dict[str, Any]]] = {}
+        self._started: dict[_Id, dict[str, RecordedEvent]] = {}
         self._of = {dump.task: dump for dump in dumps}
         for dump in dumps:
             former = _former_communicators(dump)
@@ -123,7 +124,7 @@ class _Job:
         )
         return f"{text} {'; '.join(waiting[:3])}." if waiting else text
 
-    def _waiting_for(self, dump: Dump, task: str) -> list[dict[str, Any]]:
+    def _waiting_for(self, dump: Dump, task: str) -> list[RecordedEvent]:
         """Returns the pending events of a dump that need a task."""
         index = int(task.rpartition(" ")[2]) if task.startswith("ps ") else None
         return [
@@ -159,14 +160,14 @@ class _Job:
                 found.add(identity[0])
                 yield finding
 
-    def _in_order(self) -> list[tuple[_Id, dict[str, dict[str, Any]]]]:
+    def _in_order(self) -> list[tuple[_Id, dict[str, RecordedEvent]]]:
         """Returns the collectives in the order of their first start on any machine's clock."""
         return sorted(
             self._started.items(),
             key=lambda item: min(event["sequence"] for event in item[1].values()),
         )
 
-    def _difference(self, events: Mapping[str, Event]) -> Finding | None:
+    def _difference(self, events: Mapping[str, RecordedEvent]) -> Finding | None:
         for kind, what, field in (
             ("order", "started", "name"),
             ("order", "started", "operation"),
@@ -174,7 +175,7 @@ class _Job:
             ("mismatch", "shape", "shape"),
             ("mismatch", "root", "peer"),
         ):
-            by_value: dict[Any, list[str]] = {}
+            by_value: dict[object, list[str]] = {}
             for task, event in events.items():
                 by_value.setdefault(_value(event, field), []).append(task)
             if len(by_value) < 2:
@@ -215,7 +216,7 @@ class _Job:
                 seen.add(communicator)
                 yield finding
 
-    def _ranks(self, communicator: int, events: Mapping[str, Event]) -> list[str]:
+    def _ranks(self, communicator: int, events: Mapping[str, RecordedEvent]) -> list[str]:
         """Returns the tasks of a communicator, by rank, as far as is known."""
         known = dict(self._members.get(communicator, {}))
         size = next(iter(events.values()))["size"]
@@ -228,7 +229,7 @@ class _Job:
         return [known[rank] for rank in sorted(known)]
 
     def _absence(
-        self, communicator: int, stuck: Mapping[str, Event], absent: Sequence[str]
+        self, communicator: int, stuck: Mapping[str, RecordedEvent], absent: Sequence[str]
     ) -> Finding | None:
         absent = [task for task in absent if task in self._of]
         if not absent:
@@ -250,7 +251,9 @@ class _Job:
             f"{waits}, which {_list(absent)} did not start. {' '.join(done)}",
         )
 
-    def _crossed(self, here: Mapping[str, Event], there: Mapping[str, Event]) -> Finding:
+    def _crossed(
+        self, here: Mapping[str, RecordedEvent], there: Mapping[str, RecordedEvent]
+    ) -> Finding:
         """Describes ranks that wait for each other in different collectives."""
         odd, others = (here, there) if len(here) <= len(there) else (there, here)
         odd_event, other_event = next(iter(odd.values())), next(iter(others.values()))
@@ -267,7 +270,7 @@ class _Job:
         )
         return Finding("order", tuple(odd), text)
 
-    def _waits(self, stuck: Mapping[str, Event]) -> str:
+    def _waits(self, stuck: Mapping[str, RecordedEvent]) -> str:
         event = next(iter(stuck.values()))
         task = next(iter(stuck))
         if event["state"] == "failed":
@@ -276,7 +279,7 @@ class _Job:
         verb = "has" if len(stuck) == 1 else "have"
         return f"{_list(stuck)} {verb} waited {_age(self._of[task], event)} in {_full(event)}"
 
-    def _stuck_event(self, task: str, communicator: int) -> Event | None:
+    def _stuck_event(self, task: str, communicator: int) -> RecordedEvent | None:
         """Returns the collective in which a task waits, or has waited when all failed."""
         for event in self._of[task].events:
             if event["kind"] == "collective" and event["communicator"] == communicator:
@@ -306,7 +309,7 @@ class _Job:
             return f"{task} has ended with {_first_line(dump.exception)}.{before}"
         return f"{task} {_doing(_main_stack(dump))}.{before}"
 
-    def _called_at(self, tasks: Sequence[str], event: Event) -> str:
+    def _called_at(self, tasks: Sequence[str], event: RecordedEvent) -> str:
         """Says where in the program a task waits in a collective, if it still does."""
         if event["state"] not in ("submitted", "started"):
             return ""
@@ -316,7 +319,7 @@ class _Job:
 
     def servers(self) -> Iterable[Finding]:
         """Finds servers that have not answered for the longest time."""
-        by_server: dict[int, list[tuple[Dump, dict[str, Any]]]] = {}
+        by_server: dict[int, list[tuple[Dump, RecordedEvent]]] = {}
         for dump in self._dumps:
             for event in dump.pending:
                 if event["kind"] == "request":
@@ -352,7 +355,7 @@ class _Job:
         return f"No collective and no request is waiting. {'; '.join(doing)}."
 
 
-def _id_of(event: Event) -> _Id:
+def _id_of(event: RecordedEvent) -> _Id:
     return event["communicator"], event["key"], event["number"]
 
 
@@ -364,7 +367,7 @@ def _former_communicators(dump: Dump) -> set[int]:
     return set(used) - set(used[-1:])
 
 
-def _went_well(event: Event) -> bool:
+def _went_well(event: RecordedEvent) -> bool:
     return bool(event["state"] == "done")
 
 
@@ -375,36 +378,37 @@ def _is_consequence(dump: Dump) -> bool:
     return failed and (dump.exception or "").startswith(named)
 
 
-def _value(event: Event, field: str) -> Any:
+def _value(event: RecordedEvent, field: str) -> object:
     if field == "shape":
         return event["signature"], event["elements"]
     if field == "name":
         # Keras numbers the layers of a process.
         return re.sub(r"_\d+", "", event["name"])
-    return event[field]
+    fields: Mapping[str, object] = event
+    return fields[field]
 
 
-def _shown(event: Event, what: str) -> str:
+def _shown(event: RecordedEvent, what: str) -> str:
     if what == "root":
         return f"root {event['peer']}"
     return str(event["detail"] or f"{event['dtype']}[{event['elements']}]")
 
 
-def _title(event: Event) -> str:
+def _title(event: RecordedEvent) -> str:
     if event["kind"] == "request":
         return str(event["name"])
     return f"{event['operation']} '{event['name']}'"
 
 
-def _full(event: Event) -> str:
+def _full(event: RecordedEvent) -> str:
     return f"{_title(event)} {event['detail']}".rstrip()
 
 
-def _waited_ns(dump: Dump, event: Event) -> int:
+def _waited_ns(dump: Dump, event: RecordedEvent) -> int:
     return int(event["ended"] or dump.steady_ns) - int(event["submitted"])
 
 
-def _age(dump: Dump, event: Event) -> str:
+def _age(dump: Dump, event: RecordedEvent) -> str:
     return f"{max(0, _waited_ns(dump, event)) / 1e9:.1f} s"
 
 
@@ -419,11 +423,11 @@ def _first_line(text: str) -> str:
     return text.strip().splitlines()[0][:300] if text.strip() else text
 
 
-def _main_stack(dump: Dump) -> list[_Frame]:
+def _main_stack(dump: Dump) -> list[StackFrame]:
     return next((thread["stack"] for thread in dump.threads if thread["main"]), [])
 
 
-def _own_frame(stack: Sequence[_Frame]) -> _Frame | None:
+def _own_frame(stack: Sequence[StackFrame]) -> StackFrame | None:
     """Returns the innermost frame of the program itself, not of a library."""
     for frame in reversed(stack):
         file = frame["file"]
@@ -434,14 +438,14 @@ def _own_frame(stack: Sequence[_Frame]) -> _Frame | None:
     return None
 
 
-def _at(frame: _Frame | None, before: str = ", at ", after: str = "") -> str:
+def _at(frame: StackFrame | None, before: str = ", at ", after: str = "") -> str:
     if frame is None:
         return ""
     code = f": {frame['code']}" if frame["code"] else ""
     return f"{before}{frame['file']}:{frame['line']} in {frame['function']}{code}{after}"
 
 
-def _doing(stack: Sequence[_Frame]) -> str:
+def _doing(stack: Sequence[StackFrame]) -> str:
     """Says what a main thread does, from its stack."""
     if not stack:
         return "has no Python stack"

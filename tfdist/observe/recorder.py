@@ -22,14 +22,18 @@ import time
 import traceback
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from tfdist._version import __version__
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.observe import channel, dumps
-from tfdist.observe.dumps import Dump
+from tfdist.observe.dumps import Dump, StackFrame, ThreadEntry
 from tfdist.observe.timeline.recording import TaskTimeline
+
+if TYPE_CHECKING:
+    from tfdist.ops.collectives.communicator import CommunicatorEntry
+    from tfdist.ops.trace.events import RecordedEvent
 
 _log = logging.getLogger("tfdist")
 _MAX_REASONS = 8
@@ -72,7 +76,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._reasons: list[str] = []
         self._exception: str | None = None
-        self._raised_in: list[dict[str, Any]] | None = None
+        self._raised_in: list[StackFrame] | None = None
         self._has_finished = False
         self._written_at = float("-inf")
         self._follows = threading.Event()
@@ -300,7 +304,7 @@ def start(
         return None
 
 
-def _events() -> tuple[list[dict[str, Any]], int]:
+def _events() -> tuple[list[RecordedEvent], int]:
     """Returns the events of this process, and the number of earlier ones."""
     # To import TensorFlow here would take seconds, and there are no events.
     events = sys.modules.get("tfdist.ops.trace.events")
@@ -310,7 +314,7 @@ def _events() -> tuple[list[dict[str, Any]], int]:
     return reading.events, reading.lost
 
 
-def _communicators() -> list[dict[str, Any]]:
+def _communicators() -> list[CommunicatorEntry]:
     module = sys.modules.get("tfdist.ops.collectives.communicator")
     return [] if module is None else module.descriptions()
 
@@ -323,11 +327,11 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _threads(raised_in: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def _threads(raised_in: list[StackFrame] | None) -> list[ThreadEntry]:
     """Returns the threads; `raised_in` is where an exception has ended the main one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
-    found = [
+    found: list[ThreadEntry] = [
         {
             "name": names.get(ident, f"thread {ident}"),
             "main": ident == main,
@@ -339,7 +343,7 @@ def _threads(raised_in: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     return sorted(found, key=lambda thread: not thread["main"])
 
 
-def _stack(innermost: FrameType) -> list[dict[str, Any]]:
+def _stack(innermost: FrameType) -> list[StackFrame]:
     """Returns a thread's frames, the outermost first."""
     stack = []
     frame: FrameType | None = innermost
@@ -349,7 +353,7 @@ def _stack(innermost: FrameType) -> list[dict[str, Any]]:
     return stack[::-1]
 
 
-def _frame(code: CodeType, line: int) -> dict[str, Any]:
+def _frame(code: CodeType, line: int) -> StackFrame:
     text = ""
     # Another thread may clear the cache of lines at the same time, which it does not expect.
     with contextlib.suppress(Exception):

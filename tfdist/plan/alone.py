@@ -20,16 +20,21 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
+from tfdist._types import Gradient, KerasModel, KerasOptimizer, KerasVariable, Logs
 from tfdist.internals.keras_3 import BaseOptimizer, TensorFlowTrainer
 from tfdist.keras.callback import Callback, with_callback
 from tfdist.keras.registry import hooks, install
 from tfdist.plan.costs import GradientBucket, bucketed
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
 
 # The first steps trace functions, and the next ones fill caches.
 WARM_UP = 3
@@ -45,7 +50,7 @@ class StepRecorder:
 
     def __init__(self, result: Path, steps: int) -> None:
         self._result, self._wanted = result, steps
-        self._variables: dict[str, Any] = {}
+        self._variables: dict[str, keras.Variable] = {}
         self._tables: dict[str, Any] = {}
         self._rows: dict[str, list[int]] = {}
         # Parameters of each bucket of dense gradients, and when it was complete in each step.
@@ -64,7 +69,7 @@ class StepRecorder:
         """Whether a `fit` takes the times."""
         return self._model is not None
 
-    def begin_fit(self, model: Any) -> None:
+    def begin_fit(self, model: KerasModel) -> None:
         """Says that a model's `fit` runs from now on."""
         self._model = model
         self._last = None
@@ -75,7 +80,12 @@ class StepRecorder:
             self._note_model()
         self._model = self._last = None
 
-    def gradients(self, optimizer: Any, gradients: Any, variables: Any) -> None:
+    def gradients(
+        self,
+        optimizer: KerasOptimizer,
+        gradients: Sequence[Gradient | None],
+        variables: Sequence[KerasVariable],
+    ) -> None:
         """Notes what an optimizer applies; puts a clock into a custom loop's step."""
         self._optimizer = self._optimizer or optimizer
         for gradient, variable in zip(gradients, variables, strict=True):
@@ -98,7 +108,9 @@ class StepRecorder:
         """Whether a step of `fit` may call Python: XLA compiles none."""
         return not self._model.jit_compile and not tf.executing_eagerly() and _is_first_replica()
 
-    def _watch(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def _watch(
+        self, gradients: Sequence[Gradient | None], variables: Sequence[KerasVariable]
+    ) -> None:
         """Puts a clock behind each bucket, which are tfdist's: the last variable first."""
         # Tables of tfdist have no elements here.
         dense = [
@@ -125,8 +137,8 @@ class StepRecorder:
         if self._last is not None and self._steps >= WARM_UP:
             self._ready[bucket].append(time.perf_counter() - self._last)
 
-    def _count_rows(self, name: str, indices: Any) -> None:
-        def count(values: Any) -> None:
+    def _count_rows(self, name: str, indices: tf.Tensor) -> None:
+        def count(values: np.ndarray) -> None:
             self._rows.setdefault(name, []).append(len(set(values.reshape(-1).tolist())))
 
         if tf.executing_eagerly():
@@ -176,7 +188,7 @@ class StepRecorder:
         unfinished.write_text(json.dumps(report))
         unfinished.rename(self._result)
 
-    def _profile(self) -> list[dict[str, Any]]:
+    def _profile(self) -> list[dict[str, float]]:
         """When each bucket is complete, as a part of the step; empty if that is not known."""
         if not self._is_step_by_step or not self._seconds or not all(self._ready):
             return []
@@ -209,15 +221,15 @@ class _Clock(Callback):
         self._recorder = recorder
         self._next = 0
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._next = 0
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         # An epoch's first step: evaluation and other work between epochs does not count.
         if self._next == 0:
             self._recorder.restart_clock()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         count = batch + 1 - self._next
         self._next = batch + 1
         self._recorder.step(count)
@@ -228,7 +240,12 @@ _recorders: list[StepRecorder] = []
 
 
 @hooks(BaseOptimizer, "apply")
-def note_gradients(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+def note_gradients(
+    original: Callable,
+    self: BaseOptimizer,
+    grads: Iterable[Gradient | None],
+    trainable_variables: Iterable[keras.Variable] | None = None,
+) -> None:
     """Notes which variables have dense gradients, and which have gradients of rows."""
     variables = self._trainable_variables if trainable_variables is None else trainable_variables
     gradients = list(grads)
@@ -238,8 +255,8 @@ def note_gradients(original: Any, self: Any, grads: Any, trainable_variables: An
 
 @hooks(TensorFlowTrainer, "fit")
 def time_steps(
-    original: Any,
-    self: Any,
+    original: Callable,
+    self: TensorFlowTrainer,
     x: Any = None,
     y: Any = None,
     batch_size: Any = None,
@@ -303,7 +320,7 @@ def _is_first_replica() -> bool:
     return replica is None or int(replica) == 0
 
 
-def _name(variable: Any) -> str:
+def _name(variable: KerasVariable) -> str:
     return str(getattr(variable, "path", variable.name))
 
 

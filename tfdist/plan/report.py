@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from tfdist.plan import costs
 from tfdist.plan.costs import Estimate, GradientBucket, PlannedTraining
@@ -60,7 +59,7 @@ def text(plan: Plan) -> str:
     )
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+def as_json(plan: Plan) -> dict[str, object]:
     """The same as values: seconds, bytes and bytes per second."""
     training = plan.training
     return {

@@ -24,8 +24,6 @@ step 7, or one of them would know of the other's proposal. The first proposal co
 
 from __future__ import annotations
 
-from typing import Any
-
 from tfdist.control import callers
 from tfdist.control.held_calls import ClientContext, HeldCalls
 from tfdist.preemption.messages import StopRequest
@@ -59,7 +57,7 @@ class StopBoard:
         """Whether the workers stop because one was told to end."""
         return self._last_step > 0
 
-    def answer(self, request: StopRequest, context: ClientContext) -> dict[str, Any]:
+    def answer(self, request: StopRequest, context: ClientContext) -> dict[str, object]:
         """Answers a worker's request.
 
         A question is held until there is a last step, a proposal until all have stored it, each at

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.control.client import UnreachableError
+from tfdist.control.encoding import JsonObject
 from tfdist.control.waiting import Wait
 from tfdist.errors import TfdistError
 from tfdist.preemption.messages import StopRequest
@@ -20,7 +21,7 @@ _LONG_POLL = 20.0
 _WATCHFUL_POLL = 0.5
 _LONGEST_PAUSE = 5.0
 
-Call = Callable[[StopRequest], dict[str, Any]]
+Call = Callable[[StopRequest], JsonObject]
 
 
 class StopWatch:
@@ -150,7 +151,7 @@ class StopWatch:
             elif answer["status"] == "closed":
                 wait.pause()
 
-    def _try(self, **fields: Any) -> dict[str, Any] | None:
+    def _try(self, **fields: Any) -> JsonObject | None:
         try:
             return self._call(self._request(**fields))
         except (UnreachableError, TfdistError) as error:
@@ -169,6 +170,6 @@ class StopWatch:
             wait=wait,
         )
 
-    def _store(self, answer: dict[str, Any]) -> None:
+    def _store(self, answer: JsonObject) -> None:
         self.told = int(answer["told"]) if answer["told"] >= 0 else None
         self.last_step = int(answer["last_step"])

@@ -205,15 +205,15 @@ class PsConfig:
         return ", ".join(f"{k} {mine[k]!r} / {theirs[k]!r}" for k in mine if mine[k] != theirs[k])
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
-def _expect(fits: bool, name: str, expected: str, received: Any) -> None:
+def _expect(fits: bool, name: str, expected: str, received: object) -> None:
     if not fits:
         raise ClusterConfigError(
             f"ParameterServerStrategy: expected {name} to be {expected}, received {received!r}"

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tfdist import _providers
 from tfdist.config.cluster import Cluster
@@ -97,7 +97,7 @@ class ServerTask:
         # ps 0 deals out the job's data tasks, once it has read its snapshot.
         self._tasks = TaskMaster(cluster, is_ready=False) if cluster.task_index == 0 else None
         self._waits = StepWaits(cluster, settings, self._fingerprint, self._own_waits)
-        self._written: dict[int, Any] = {}
+        self._written: dict[int, _Writing] = {}
         self._own_snapshot: _Writing | None = None
         self._retry_pause = _MIN_RETRY_PAUSE
         self._next_try = 0.0
@@ -284,7 +284,7 @@ class ServerTask:
             assert self._epochs is not None
             self._epochs.record(event.kind, event.worker)
 
-    def _attach(self, request: messages.AttachRequest, context: ClientContext) -> dict[str, Any]:
+    def _attach(self, request: messages.AttachRequest, context: ClientContext) -> dict[str, object]:
         reason = self._reason_to_refuse(request)
         if reason:
             if 0 <= request.rank < self._cluster.world_size:
@@ -320,7 +320,7 @@ class ServerTask:
             "incarnation": str(self._store.incarnation),
         }
 
-    def _refusal(self, rank: int, problem: Exception) -> dict[str, Any]:
+    def _refusal(self, rank: int, problem: Exception) -> dict[str, object]:
         """Tells a worker why this server cannot serve."""
         self._informed.add(rank)
         return {"status": "refused", "reason": f"it cannot serve, and ends: {problem}"}
@@ -398,7 +398,7 @@ class ServerTask:
 
     def _checkpoint(
         self, request: messages.CheckpointRequest, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         if request.fingerprint != self._fingerprint:
             return {"status": "refused", "reason": "the caller has another cluster"}
         checkpoints = self._checkpoints
@@ -421,7 +421,7 @@ class ServerTask:
                 )
         return job.answer(_bounded(request.wait))
 
-    def _epoch(self, request: EpochRequest, context: ClientContext) -> dict[str, Any]:
+    def _epoch(self, request: EpochRequest, context: ClientContext) -> dict[str, object]:
         reason = callers.reason_to_refuse(request, self._fingerprint)
         if reason:
             return {"status": "refused", "reason": reason}
@@ -434,7 +434,9 @@ class ServerTask:
         assert self._store is not None
         return self._store.waits()
 
-    def _step_waits(self, request: messages.WaitsRequest, context: ClientContext) -> dict[str, Any]:
+    def _step_waits(
+        self, request: messages.WaitsRequest, context: ClientContext
+    ) -> dict[str, object]:
         reason = callers.reason_to_refuse(request, self._fingerprint)
         if reason:
             return {"status": "refused", "reason": reason}
@@ -442,7 +444,7 @@ class ServerTask:
             return {"status": "waiting"}
         return step_waits.encoded(self._store.waits())
 
-    def _stats(self, request: StatsRequest, context: ClientContext) -> dict[str, Any]:
+    def _stats(self, request: StatsRequest, context: ClientContext) -> dict[str, object]:
         if self._store is None:
             return {"status": "waiting"}
         return {"status": "stats", **rates.reading(self._store)}
@@ -488,9 +490,9 @@ class ServerTask:
 class _Writing:
     """A snapshot that is being written."""
 
-    def __init__(self, write: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, write: Callable[[], dict[str, object]]) -> None:
         self._write = write
-        self._answer: dict[str, Any] | None = None
+        self._answer: dict[str, object] | None = None
         self._thread = threading.Thread(target=self._run, name="tfdist-ps-snapshot")
         self._thread.start()
 
@@ -505,7 +507,7 @@ class _Writing:
         """Whether it was written or has failed."""
         return not self._thread.is_alive()
 
-    def answer(self, wait: float) -> dict[str, Any]:
+    def answer(self, wait: float) -> dict[str, object]:
         self._thread.join(wait)
         return self._answer or {"status": "waiting"}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
@@ -89,12 +88,12 @@ class StepWaits:
             )
 
 
-def encoded(waits: list[int]) -> dict[str, Any]:
+def encoded(waits: list[int]) -> dict[str, object]:
     """Returns the answer that contains each worker's set."""
     return {"status": "waits", "waits": [f"{others:x}" for others in waits]}
 
 
-def decoded(answer: dict[str, Any], workers: int) -> list[int]:
+def decoded(answer: dict[str, object], workers: int) -> list[int]:
     """Returns the sets of `workers` workers in an answer of `encoded`.
 
     Raises:

@@ -7,7 +7,6 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -147,7 +146,7 @@ class PsWorker:
                     error,
                 )
 
-    def _call_stop_hub(self, request: StopRequest) -> dict[str, Any]:
+    def _call_stop_hub(self, request: StopRequest) -> dict[str, object]:
         return self._control[0].call(STOP, request, request.wait, patient=True)
 
     def checkpoint_every(self, seconds: float) -> None:

@@ -6,7 +6,6 @@ Needs `pip install tfdist[ray]`. Importing this package does not import Ray; `ru
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from tfdist.errors import RayJobError
 from tfdist.ray.request import RayRequest, RayResult
@@ -15,12 +14,12 @@ __all__ = ["RayJobError", "RayResult", "run"]
 
 
 def run(
-    train_fn: Callable[..., Any],
+    train_fn: Callable,
     *,
     num_workers: int,
     num_ps: int = 0,
     elastic: tuple[int, int] | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
     resources: Mapping[str, float] | None = None,
     ps_resources: Mapping[str, float] | None = None,
     placement: str = "PACK",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 import ray
 
@@ -54,14 +53,14 @@ class ElasticRayJob(RayJob):
             used = self._request.max_failures - self._policy.restarts_left
             return RayResult(values, used, self._preemptions, self._request.checkpoint_dir)
 
-    def _attempt(self) -> tuple[Any, ...] | None:
+    def _attempt(self) -> tuple | None:
         """Runs the workers until none is left; returns the values, None if all were preempted.
 
         Raises:
           ServerFailed: a parameter server has failed.
           RayJobError: too few workers are left.
         """
-        self._values: dict[int, Any] = {}
+        self._values: dict[int, object] = {}
         # When to start the process of a slot again, and processes that wait for a node.
         self._due: dict[int, float] = {}
         self._pending: dict[int, TaskHandle] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 import ray
 
@@ -41,7 +40,7 @@ class FixedRayJob(RayJob):
                 restarts = request.max_failures - self._policy.restarts_left
                 return RayResult(values, restarts, preemptions, request.checkpoint_dir)
 
-    def _attempt(self) -> tuple[tuple[Any, ...] | None, bool]:
+    def _attempt(self) -> tuple[tuple | None, bool]:
         """Runs all tasks once.
 
         Returns:
@@ -53,7 +52,7 @@ class FixedRayJob(RayJob):
         """
         with self._started():
             self._policy.begin()
-            values: dict[str, Any] = {}
+            values: dict[str, object] = {}
             is_preempted = False
             while len(values) < len(self._workers):
                 try:

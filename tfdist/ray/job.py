@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 
@@ -15,6 +15,9 @@ from tfdist.launch.policies.decisions import TaskEnd
 from tfdist.ray.placement import placed
 from tfdist.ray.request import RayRequest, RayResult
 from tfdist.ray.task import Ending, TaskHandle, first_line, serve
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
 
 # Seconds that parameter servers have to end by themselves after the training.
 _SERVERS_END = 5.0
@@ -43,15 +46,13 @@ class RayJob:
       arguments: of the function.
     """
 
-    def __init__(
-        self, request: RayRequest, function: Callable[..., Any], arguments: tuple[Any, ...]
-    ) -> None:
+    def __init__(self, request: RayRequest, function: Callable, arguments: tuple) -> None:
         self._request = request
         self._secret = settings.secret_variable()
         self._function = function
         self._arguments = arguments
         # References of the ends of all tasks that have been started and have not ended.
-        self._running: dict[Any, TaskHandle] = {}
+        self._running: dict[ray.ObjectRef, TaskHandle] = {}
         self._workers: list[TaskHandle] = []
         self._servers: list[TaskHandle] = []
 
@@ -64,7 +65,7 @@ class RayJob:
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def _started(self) -> Iterator[Any]:
+    def _started(self) -> Iterator[PlacementGroup]:
         """Starts all tasks in a new placement group, which it yields; ends them at last."""
         request = self._request
         with placed(request) as group:
@@ -83,7 +84,7 @@ class RayJob:
                     task.kill()
                 self._running, self._workers, self._servers = {}, [], []
 
-    def _make(self, index: int, group: Any) -> None:
+    def _make(self, index: int, group: PlacementGroup) -> None:
         request = self._request
         serves = index >= request.num_workers
         name = f"ps {index - request.num_workers}" if serves else f"worker {index}"
@@ -105,7 +106,7 @@ class RayJob:
         function, arguments = (serve, ()) if serves else (self._function, self._arguments)
         self._running[task.train(variables, function, arguments)] = task
 
-    def _next_end(self, timeout: float | None = None) -> tuple[TaskHandle, Ending, Any] | None:
+    def _next_end(self, timeout: float | None = None) -> tuple[TaskHandle, Ending, object] | None:
         """Waits for the end of a task; returns it, how it has ended, and its value.
 
         Args:

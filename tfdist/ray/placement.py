@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -12,9 +12,12 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from tfdist.errors import RayJobError
 from tfdist.ray.request import RayRequest
 
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
 
 @contextlib.contextmanager
-def placed(request: RayRequest) -> Iterator[Any]:
+def placed(request: RayRequest) -> Iterator[PlacementGroup]:
     """Yields a placement group with a bundle for each task, the workers first; removes it at last.
 
     Raises:

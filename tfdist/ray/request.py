@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tfdist.errors import ClusterConfigError
 from tfdist.launch.policies.elastic import WorkerRange
@@ -26,7 +25,7 @@ class RayResult:
       checkpoint_dir: as given.
     """
 
-    values: tuple[Any, ...]
+    values: tuple
     restarts: int
     preemptions: int
     checkpoint_dir: str | None
@@ -136,10 +135,10 @@ class RayRequest:
         return found
 
 
-def actor_options(resources: Mapping[str, float]) -> dict[str, Any]:
+def actor_options(resources: Mapping[str, float]) -> dict[str, object]:
     """Returns Ray's options of an actor that needs these resources."""
     rest = dict(resources)
-    options: dict[str, Any] = {"num_cpus": rest.pop("CPU", 0), "num_gpus": rest.pop("GPU", 0)}
+    options: dict[str, object] = {"num_cpus": rest.pop("CPU", 0), "num_gpus": rest.pop("GPU", 0)}
     if "memory" in rest:
         options["memory"] = rest.pop("memory")
     return {**options, "resources": rest}

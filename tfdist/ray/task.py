@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -19,6 +19,9 @@ from tfdist.errors import Preempted, RayJobError
 from tfdist.launch import ports
 from tfdist.ray.draining import watch_for_drain
 from tfdist.ray.request import actor_options
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
 
 
 class Ending(enum.Enum):
@@ -60,9 +63,9 @@ class TaskActor:
     def train(
         self,
         variables: Mapping[str, str],
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-    ) -> tuple[Ending, Any]:
+        function: Callable,
+        arguments: tuple,
+    ) -> tuple[Ending, object]:
         """Calls the function as a task of the job; returns how it ended, and its value."""
         settings.set_variables(variables)
         # Ray's handler ends the process, and would be called before the training's own.
@@ -107,7 +110,7 @@ class TaskHandle:
         name: str,
         resources: Mapping[str, float],
         variables: Mapping[str, str],
-        group: Any = None,
+        group: PlacementGroup | None = None,
         bundle: int = -1,
     ) -> None:
         options = actor_options(resources)
@@ -147,7 +150,7 @@ class TaskHandle:
             ) from error
         return self.found
 
-    def train(self, *arguments: Any) -> Any:
+    def train(self, *arguments: object) -> ray.ObjectRef:
         """Starts the training; returns the reference of its end."""
         self.started_at = time.monotonic()
         return self._actor.train.remote(*arguments)

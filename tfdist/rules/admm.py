@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from tfdist.rules.rule import Rule, State, check_number
+
+if TYPE_CHECKING:
+    import keras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,7 @@ class ADMM(Rule):
         holds = isinstance(self.rho, int | float) and self.rho > 0
         check_number("ADMM", "rho", self.rho, "rho > 0", holds)
 
-    def outer_optimizer(self, workers: int) -> Any:
+    def outer_optimizer(self, workers: int) -> keras.Optimizer:
         """SGD with rate 1."""
         import keras
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfdist.rules.rule import Rule, check_number
+
+if TYPE_CHECKING:
+    import keras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,7 @@ class BMUF(Rule):
         if zeta == 0:
             raise ValueError("BMUF: expected block_learning_rate > 0, received 0")
 
-    def outer_optimizer(self, workers: int) -> Any:
+    def outer_optimizer(self, workers: int) -> keras.Optimizer:
         """SGD with momentum."""
         import keras
 
@@ -52,5 +55,5 @@ class BMUF(Rule):
         )
 
 
-def _in(low: float, value: Any, high: float = float("inf")) -> bool:
+def _in(low: float, value: object, high: float = float("inf")) -> bool:
     return isinstance(value, int | float) and low <= value < high

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfdist.rules.rule import Rule
+
+if TYPE_CHECKING:
+    import keras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +26,7 @@ class DiLoCo(Rule):
       TypeError: `outer` is no optimizer of Keras 3.
     """
 
-    outer: Any = None
+    outer: keras.Optimizer | None = None
 
     def __post_init__(self) -> None:
         import keras
@@ -33,7 +36,7 @@ class DiLoCo(Rule):
                 f"DiLoCo: expected outer to be an optimizer of Keras 3, received {self.outer!r}"
             )
 
-    def outer_optimizer(self, workers: int) -> Any:
+    def outer_optimizer(self, workers: int) -> keras.Optimizer:
         """A copy of `outer`."""
         import keras
 

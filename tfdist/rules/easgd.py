@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from tfdist.rules.rule import Rule, State, check_number
+
+if TYPE_CHECKING:
+    import keras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,7 @@ class EASGD(Rule):
         holds = isinstance(alpha, int | float) and 0 < alpha <= 1
         check_number("EASGD", "alpha", alpha, "0 < alpha <= 1 / workers", holds)
 
-    def outer_optimizer(self, workers: int) -> Any:
+    def outer_optimizer(self, workers: int) -> keras.Optimizer:
         """SGD with rate N alpha."""
         import keras
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfdist.rules.rule import Rule
+
+if TYPE_CHECKING:
+    import keras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +19,7 @@ class ModelAveraging(Rule):
     2017 (FedAvg); Stich, "Local SGD converges fast and communicates little", 2019.
     """
 
-    def outer_optimizer(self, workers: int) -> Any:
+    def outer_optimizer(self, workers: int) -> keras.Optimizer:
         """SGD with rate 1."""
         import keras
 

@@ -14,9 +14,12 @@ optimizer, and may change what a worker sends, how it trains, and where it conti
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
+
+if TYPE_CHECKING:
+    import keras
 
 State = dict[str, tf.Variable]
 
@@ -43,7 +46,7 @@ class Rule(abc.ABC):
         return 0
 
     @abc.abstractmethod
-    def outer_optimizer(self, workers: int) -> Any:
+    def outer_optimizer(self, workers: int) -> keras.Optimizer:
         """Returns a new Keras optimizer, which is applied to the anchor.
 
         Args:
@@ -83,7 +86,7 @@ class Rule(abc.ABC):
         return ()
 
 
-def check_number(owner: str, name: str, value: Any, condition: str, holds: bool) -> float:
+def check_number(owner: str, name: str, value: object, condition: str, holds: bool) -> float:
     """Returns a rule's argument as a float.
 
     Raises:

@@ -6,22 +6,26 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import callers
 from tfdist.control.client import UnreachableError
+from tfdist.control.encoding import JsonObject
 from tfdist.control.service import Method
 from tfdist.control.waiting import Wait
 from tfdist.data.queue import messages
 from tfdist.data.queue.description import Description, Spec
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 _log = logging.getLogger("tfdist.data.queue")
 # Seconds between two calls of a worker that counts records, for which the others wait.
 _KEEP_COUNTING = 3.0
 
-Call = Callable[[Method, Any, float], dict[str, Any]]
+Call = Callable[[Method, "DataclassInstance", float], JsonObject]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +116,7 @@ class TaskClient:
         self._timeout = timeout
         self._closed = closed
         self._opened: dict[str, tuple[Spec, Callable[[], Description]]] = {}
-        self._who: dict[str, Any] = {
+        self._who: JsonObject = {
             "fingerprint": callers.fingerprint(cluster.training_addresses),
             "process": process,
             "rank": cluster.rank,
@@ -227,14 +231,12 @@ class TaskClient:
         except ClusterConfigError as error:
             raise CheckpointError(str(error)) from None
 
-    def _describe(
-        self, queue: str, spec: Spec, describe: Callable[[], Description]
-    ) -> dict[str, Any]:
+    def _describe(self, queue: str, spec: Spec, describe: Callable[[], Description]) -> JsonObject:
         with self._counting(queue, spec):
             description = describe()
         return self._tell(queue, spec, description)
 
-    def _tell(self, queue: str, spec: Spec, description: Description) -> dict[str, Any]:
+    def _tell(self, queue: str, spec: Spec, description: Description) -> JsonObject:
         request = self._open_request(queue, spec, 0.0, description.text())
         return self._send(messages.TASK_OPEN, request, 0.0)
 
@@ -249,13 +251,18 @@ class TaskClient:
             **self._who, queue=queue, digest=spec.digest, description=description, wait=wait
         )
 
-    def _send_state(self, state: str | None) -> dict[str, Any]:
+    def _send_state(self, state: str | None) -> JsonObject:
         request = messages.TaskStateRequest(**self._who, state=state, wait=0.0)
         return self._send(messages.TASK_STATE, request, 0.0)
 
     def _of_queue(
-        self, queue: str, method: Method, wait: float, timeout: float | None = None, **fields: Any
-    ) -> dict[str, Any]:
+        self,
+        queue: str,
+        method: Method,
+        wait: float,
+        timeout: float | None = None,
+        **fields: object,
+    ) -> JsonObject:
         request = method.request(**self._who, queue=queue, wait=wait, **fields)
         while True:
             answer = self._send(method, request, wait, timeout)
@@ -271,8 +278,8 @@ class TaskClient:
             self.open(queue, *self._opened[queue])
 
     def _send(
-        self, method: Method, request: Any, wait: float, timeout: float | None = None
-    ) -> dict[str, Any]:
+        self, method: Method, request: DataclassInstance, wait: float, timeout: float | None = None
+    ) -> JsonObject:
         """Calls the master, again and again while it cannot be reached."""
         retries = Wait(self._timeout if timeout is None else timeout, self._closed)
         while True:
@@ -303,7 +310,7 @@ class TaskClient:
 class _Repeated:
     """Calls a function every few seconds in a `with` block, in a thread of its own."""
 
-    def __init__(self, function: Callable[[], Any], period: float) -> None:
+    def __init__(self, function: Callable[[], object], period: float) -> None:
         self._function = function
         self._period = period
         self._ended = threading.Event()

@@ -245,5 +245,5 @@ def _file(entry: tuple[str, int]) -> str:
     return f"{entry[0]} of {entry[1]} bytes"
 
 
-def _hash(value: Any) -> str:
+def _hash(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -33,6 +33,7 @@ from typing import Any
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import callers
+from tfdist.control.encoding import JsonObject
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.server import Handler
 from tfdist.control.service import Method
@@ -130,7 +131,7 @@ class TaskMaster:
         self._changed = threading.Condition()
         self._queues: dict[str, _Served] = {}
         self._counting: dict[str, _Counting] = {}
-        self._restored: dict[str, dict[str, Any]] = {}
+        self._restored: dict[str, JsonObject] = {}
         self._restored_positions: Mapping[str, int] | None = None
 
     @property
@@ -230,7 +231,7 @@ class TaskMaster:
     def _guarded(self, handle: Callable[[Any, float, ClientContext], dict]) -> Handler:
         """Returns a handler of requests that only members of the job may make."""
 
-        def answer(request: Any, context: ClientContext) -> dict[str, Any]:
+        def answer(request: messages.TaskRequest, context: ClientContext) -> dict[str, object]:
             problem = self._problem(request)
             if problem:
                 return {"status": "refused", "reason": problem}
@@ -246,7 +247,7 @@ class TaskMaster:
 
         return answer
 
-    def _problem(self, request: Any) -> str | None:
+    def _problem(self, request: messages.TaskRequest) -> str | None:
         reason = callers.reason_to_refuse(request, self._fingerprint, self._cluster.world_size)
         if reason:
             return reason
@@ -258,7 +259,7 @@ class TaskMaster:
 
     def _open(
         self, request: messages.TaskOpenRequest, now: float, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         served = self._queues.get(request.queue)
         if served is not None and served.description.spec.digest == request.digest:
             return self._opened(served)
@@ -270,7 +271,7 @@ class TaskMaster:
 
     def _elect(
         self, request: messages.TaskOpenRequest, now: float, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Lets one worker describe a new queue; the others wait for it."""
         name = request.queue
         for other in [x for x, counting in self._counting.items() if now >= counting.expires]:
@@ -294,7 +295,7 @@ class TaskMaster:
         self._counting[name] = _Counting(request.rank, request.process, now + _COUNTING)
         return {"status": "describe"}
 
-    def _described(self, request: messages.TaskOpenRequest, text: str) -> dict[str, Any]:
+    def _described(self, request: messages.TaskOpenRequest, text: str) -> dict[str, object]:
         try:
             # To compare, the data need not be cut into tasks.
             description = Description.parse(text, is_whole=request.queue not in self._queues)
@@ -327,7 +328,7 @@ class TaskMaster:
             )
         return self._opened(served)
 
-    def _opened(self, served: _Served) -> dict[str, Any]:
+    def _opened(self, served: _Served) -> dict[str, object]:
         plan = served.queue.plan
         return {
             "status": "open",
@@ -365,7 +366,7 @@ class TaskMaster:
 
     def _begin(
         self, request: messages.TaskBeginRequest, now: float, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         served = self._queues.get(request.queue)
         if served is None:
             return {"status": "unknown"}
@@ -383,7 +384,7 @@ class TaskMaster:
 
     def _lease(
         self, request: messages.TaskLeaseRequest, now: float, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         deadline = now + _bounded(request.wait)
         while True:
             served = self._queues.get(request.queue)
@@ -418,7 +419,7 @@ class TaskMaster:
 
     def _end(
         self, request: messages.TaskEndRequest, now: float, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         deadline = now + _bounded(request.wait)
         idle = request.idle
         while True:
@@ -456,7 +457,7 @@ class TaskMaster:
 
     def _report(
         self, request: messages.TaskReportRequest, now: float, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         served = self._queues.get(request.queue)
         if served is None:
             return {"status": "unknown"}
@@ -481,7 +482,7 @@ class TaskMaster:
 
     def _state(
         self, request: messages.TaskStateRequest, now: float, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         if request.state is None:
             return {"status": "state", "state": self.state()}
         if request.rank != 0:
@@ -505,10 +506,10 @@ class TaskMaster:
 
     def _status(
         self, request: messages.TaskStatusRequest, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         return {"status": "tasks", "queues": self.queues()}
 
-    def queues(self) -> list[dict[str, Any]]:
+    def queues(self) -> list[JsonObject]:
         """Returns the queues as `tfdist tasks` shows them."""
         with self._changed:
             now = self._clock()
@@ -519,7 +520,7 @@ class TaskMaster:
             self._tell()
             return queues
 
-    def _shown(self, name: str, served: _Served, now: float) -> dict[str, Any]:
+    def _shown(self, name: str, served: _Served, now: float) -> JsonObject:
         queue, name_of = served.queue, served.description.name
         queue.expire(now)
         queue.refresh(now)
@@ -582,7 +583,7 @@ class TaskMaster:
         return self._cluster.describe_rank(rank)
 
 
-def _parsed_state(text: str) -> dict[str, dict[str, Any]]:
+def _parsed_state(text: str) -> dict[str, JsonObject]:
     if not text:
         return {}
     try:
@@ -612,5 +613,5 @@ def _bounded(wait: float) -> float:
     return max(0.0, min(wait, _MAX_WAIT))
 
 
-def _refusal(reason: str) -> dict[str, Any]:
+def _refusal(reason: str) -> dict[str, object]:
     return {"status": "refused", "reason": reason}

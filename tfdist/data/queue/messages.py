@@ -106,6 +106,17 @@ class TaskStateRequest:
     wait: float
 
 
+# The requests of members of the job.
+TaskRequest = (
+    TaskOpenRequest
+    | TaskBeginRequest
+    | TaskLeaseRequest
+    | TaskReportRequest
+    | TaskEndRequest
+    | TaskStateRequest
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class TaskStatusRequest:
     """A request for the numbers that `tfdist tasks` shows."""

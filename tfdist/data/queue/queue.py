@@ -42,8 +42,8 @@ import bisect
 import dataclasses
 import random
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any
 
+from tfdist.control.encoding import JsonObject
 from tfdist.data.queue.positions import LeasePositions, TaskPositions
 
 MAX_DEATHS = 3
@@ -460,7 +460,7 @@ class TaskQueue:
         """Returns the tasks that have come back and were not dealt again yet."""
         return list(self._returned)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Returns what `restore` needs: a JSON object. Tasks that are pending become TODO in it."""
         undone = [*(lease.item for lease in self.leases.values()), *self._returned]
         self._first_unsaved = min([self.epoch, *(item.epoch for item in undone)])
@@ -474,7 +474,7 @@ class TaskQueue:
             "parked": [dataclasses.astuple(item) for item in self.parked.values()],
         }
 
-    def restore(self, state: dict[str, Any], positions: Mapping[str, int] | None = None) -> None:
+    def restore(self, state: JsonObject, positions: Mapping[str, int] | None = None) -> None:
         """Takes up a state; all leases end.
 
         Args:
@@ -622,7 +622,7 @@ def _order(item: Item) -> tuple[int, int, int]:
     return (item.deaths, 0, 0) if item.deaths else (0, item.epoch, item.task)
 
 
-def _number(value: Any, name: str) -> int:
+def _number(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{name}: expected a whole number, received {value!r:.50}")
     return value

@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.cluster import tf_config_text
 from tfdist.config.printing import printable, printable_line
 from tfdist.control.client import ControlClient, UnreachableError
+from tfdist.control.encoding import JsonObject
 from tfdist.data.queue import messages
 from tfdist.errors import ClusterConfigError, TfdistError
 from tfdist.observe import observer
@@ -80,7 +80,7 @@ def masters_of(tf_config: str) -> list[str]:
     return found
 
 
-def describe(queues: Sequence[dict[str, Any]]) -> str:
+def describe(queues: Sequence[JsonObject]) -> str:
     """Returns the text of a report; raises KeyError or TypeError if `queues` is no answer."""
     parts = []
     for queue in queues:

@@ -87,7 +87,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.elastic import MAX_WORKERS, Elastic
@@ -559,7 +558,7 @@ class Generations:
 
     def probe(
         self, request: messages.ElasticProbeRequest, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Says that this process lives; to a process of its job, in which generation.
 
         Returns:
@@ -586,7 +585,7 @@ class Generations:
 
     def admit_founder(
         self, request: messages.ElasticFoundRequest, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Adds a founder and waits for the others; only the task of the first address is called.
 
         Returns:
@@ -634,7 +633,9 @@ class Generations:
                 "missing": self._founders.missing(),
             }
 
-    def form(self, request: messages.ElasticFormRequest, context: ClientContext) -> dict[str, Any]:
+    def form(
+        self, request: messages.ElasticFormRequest, context: ClientContext
+    ) -> dict[str, object]:
         """Takes a process's wish to be in the next generation, and waits until it is formed.
 
         Returns:
@@ -648,7 +649,9 @@ class Generations:
         with self._changed:
             return self._signed(self._form(request, context), request)
 
-    def _form(self, request: messages.ElasticFormRequest, context: ClientContext) -> dict[str, Any]:
+    def _form(
+        self, request: messages.ElasticFormRequest, context: ClientContext
+    ) -> dict[str, object]:
         if self._closed:
             return {"status": "closed"}
         problem = _problem_with_caller(request) or self._contradiction(request)
@@ -702,7 +705,7 @@ class Generations:
 
     def address(
         self, request: messages.ElasticAddressRequest, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Takes a member's data address, and waits for the others' addresses.
 
         Returns:
@@ -715,7 +718,7 @@ class Generations:
 
     def _address(
         self, request: messages.ElasticAddressRequest, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         began = time.monotonic()
         if self._closed:
             return {"status": "closed"}
@@ -756,7 +759,7 @@ class Generations:
 
     def leave(
         self, request: messages.ElasticLeaveRequest, context: ClientContext
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Records that the process that has this key has left its job: it counts as dead."""
         with self._changed:
             process = proofs.process_id(request.key)
@@ -783,7 +786,7 @@ class Generations:
             messages.ELASTIC_LEAVE: self.leave,
         }
 
-    def is_from_the_job(self, request: Any) -> bool:
+    def is_from_the_job(self, request: object) -> bool:
         """Whether the caller has proven that it is of this job. Without the lock.
 
         A proof with the job's id does not count: it may have gone to a stranger.
@@ -796,12 +799,12 @@ class Generations:
         """Whether a caller has proven that it is of this job, and means this process."""
         return proofs.is_proven(request, self.me.process)
 
-    def _signed(self, answer: dict[str, Any], request: proofs.Request) -> dict[str, Any]:
+    def _signed(self, answer: dict[str, object], request: proofs.Request) -> dict[str, object]:
         return proofs.sign(answer, request.nonce, self.me.process)
 
     def _form_answer(
         self, request: messages.ElasticFormRequest, arrival: Arrival, is_proven: bool
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, object] | None:
         """The answer to a member or newcomer, or None while it is to wait."""
         caller = request.process
         formed = self._round.generation if self._round is not None else None
@@ -1067,7 +1070,7 @@ class Generations:
         self._founders.forget(process)
         self._notify()
 
-    def _answer_to_founder(self, process: str) -> dict[str, Any] | None:
+    def _answer_to_founder(self, process: str) -> dict[str, object] | None:
         if self._reference is None:
             return None
         if process in self._reference and self._reference.number == 1:
@@ -1083,7 +1086,7 @@ class Generations:
         """Whether a caller has the job's secret or, where there is none, its list of addresses."""
         return self._callers_are_signed or request.fingerprint == self._fingerprint
 
-    def _refused(self, reason: str, without_values: str, tells: bool) -> dict[str, Any]:
+    def _refused(self, reason: str, without_values: str, tells: bool) -> dict[str, object]:
         """Returns a refusal; a stranger reads no values of the job in it."""
         if tells:
             return {"status": "refused", "reason": reason}
@@ -1093,7 +1096,7 @@ class Generations:
         )
         return {"status": "refused", "reason": told, "details": reason}
 
-    def _difference(self, description: Mapping[str, str], tells: bool) -> dict[str, Any] | None:
+    def _difference(self, description: Mapping[str, str], tells: bool) -> dict[str, object] | None:
         """Why a process with another description is refused, or None.
 
         Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.elastic import MAX_WORKERS
@@ -30,7 +29,7 @@ class Member:
         return f"{self.name} at {self.address}"
 
     @classmethod
-    def from_fields(cls, fields: Any) -> Member:
+    def from_fields(cls, fields: object) -> Member:
         """Returns the member that a JSON object of a message describes.
 
         Raises:
@@ -82,7 +81,7 @@ class Generation:
         """Identifies the generation among its members, and tells others nothing of it."""
         return signing.proof(self.salt, "generation", body=encoding.encode(self.to_fields()))
 
-    def to_fields(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, object]:
         """Returns the object from which `from_fields` makes an equal generation."""
         return {
             "number": self.number,
@@ -93,7 +92,7 @@ class Generation:
         }
 
     @classmethod
-    def from_fields(cls, fields: Any) -> Generation:
+    def from_fields(cls, fields: object) -> Generation:
         """Returns the generation that a JSON object of a message describes.
 
         Raises:
@@ -119,7 +118,7 @@ class Generation:
         return cls(number, tuple(map(Member.from_fields, members)), frozenset(newcomers), job, salt)
 
 
-def problem_with_member(process: Any, name: Any, address: Any) -> str | None:
+def problem_with_member(process: object, name: object, address: object) -> str | None:
     """Returns why a message describes no member, or None."""
     if not isinstance(process, str) or not process or len(process) > 64:
         return f"expected a process to be 1 to 64 characters, received {validation.show(process)}"

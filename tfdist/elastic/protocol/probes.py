@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfdist.control import callers, interfaces
 from tfdist.control.client import (
@@ -25,10 +25,14 @@ from tfdist.control.client import (
     RefusedError,
     UnreachableError,
 )
+from tfdist.control.encoding import JsonObject
 from tfdist.control.service import Method
 from tfdist.elastic.protocol import messages, proofs
 from tfdist.elastic.protocol.members import Member
 from tfdist.errors import TfdistError
+
+if TYPE_CHECKING:
+    pass
 
 _CONNECT_TIMEOUT = 0.5  # s
 
@@ -49,11 +53,11 @@ class ProbeAnswer:
     number: int
     mark: str
     ended: int
-    _fields: Mapping[str, Any]
+    _fields: Mapping[str, object]
     _nonce: str
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], nonce: str) -> ProbeAnswer | None:
+    def of(cls, fields: Mapping[str, object], nonce: str) -> ProbeAnswer | None:
         """Returns a process's answer to the probe with `nonce`; None if it makes no sense."""
         member = fields.get("member")
         number, mark, ended = (
@@ -107,7 +111,7 @@ class Probes:
         self._own: dict[str, list[str]] = {}
         self._closed = False
 
-    def call(self, address: str, name: str, method: Method, request: Any) -> dict[str, Any]:
+    def call(self, address: str, name: str, method: Method, request: Any) -> JsonObject:
         """Calls the process at an address, and records whether it answers.
 
         Args:
@@ -135,7 +139,7 @@ class Probes:
         member: Member,
         method: Method,
         request: messages.ElasticFormRequest | messages.ElasticAddressRequest,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Calls a member, and proves to it that this process is of its job.
 
         Returns:

@@ -22,7 +22,7 @@ import dataclasses
 import hashlib
 import secrets
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tfdist.control import encoding, signing
 from tfdist.elastic.protocol import messages
@@ -64,12 +64,12 @@ def is_proven(request: Request, key: str) -> bool:
     return bool(key) and signing.same(request.proof, _of_request(plain, key))
 
 
-def sign(answer: dict[str, Any], nonce: str, process: str) -> dict[str, Any]:
+def sign(answer: dict[str, object], nonce: str, process: str) -> dict[str, object]:
     """Returns an answer with the proof that `process` gives it to the request with `nonce`."""
     return answer | {"proof": _of_answer(answer, nonce, process)}
 
 
-def is_from(answer: Mapping[str, Any], nonce: str, process: str) -> bool:
+def is_from(answer: Mapping[str, object], nonce: str, process: str) -> bool:
     """Whether `process` has given an answer to the request with `nonce`."""
     proof = answer.get("proof")
     return isinstance(proof, str) and signing.same(proof, _of_answer(answer, nonce, process))
@@ -79,6 +79,6 @@ def _of_request(request: Request, key: str) -> str:
     return signing.proof(key, encoding.wire_name(type(request)), body=encoding.encode(request))
 
 
-def _of_answer(answer: Mapping[str, Any], nonce: str, process: str) -> str:
+def _of_answer(answer: Mapping[str, object], nonce: str, process: str) -> str:
     content = {field: value for field, value in answer.items() if field not in _UNSIGNED}
     return signing.proof(process, "answer", nonce, body=encoding.encode(content))

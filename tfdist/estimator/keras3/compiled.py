@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import types
+from typing import TYPE_CHECKING
 
 import tf_keras
 
+from tfdist._types import Nested
 from tfdist.estimator.keras3.layers import BUILD_WITH_TF_KERAS, common_config
+
+if TYPE_CHECKING:
+    import keras
 
 # They contain a function of the user's.
 _WRAPPERS = ("MeanMetricWrapper", "LossFunctionWrapper")
@@ -15,7 +20,7 @@ _SHORT = ("accuracy", "acc", "crossentropy", "ce")
 _REDUCTIONS = ("sum_over_batch_size", "sum")
 
 
-def convert_compiled(model: Any) -> dict[str, Any]:
+def convert_compiled(model: keras.Model) -> dict[str, object]:
     """Returns the arguments of tf_keras's `compile`, without the optimizer, for a model.
 
     Args:
@@ -34,7 +39,7 @@ def convert_compiled(model: Any) -> dict[str, Any]:
     }
 
 
-def _convert(given: Any, what: str, counterparts: Any) -> Any:
+def _convert(given: Nested, what: str, counterparts: types.ModuleType) -> Nested:
     """Converts one object or a structure of them."""
     if isinstance(given, dict):
         return {key: _convert(value, what, counterparts) for key, value in given.items()}
@@ -52,7 +57,7 @@ def _convert(given: Any, what: str, counterparts: Any) -> Any:
     return _convert_object(given, what, counterparts)
 
 
-def _known(name: str, what: str, counterparts: Any) -> str:
+def _known(name: str, what: str, counterparts: types.ModuleType) -> str:
     if name not in _SHORT:
         try:
             counterparts.get(name)
@@ -64,7 +69,9 @@ def _known(name: str, what: str, counterparts: Any) -> str:
     return name
 
 
-def _convert_object(given: Any, what: str, counterparts: Any) -> Any:
+def _convert_object(
+    given: keras.Loss | keras.Metric, what: str, counterparts: types.ModuleType
+) -> tf_keras.losses.Loss | tf_keras.metrics.Metric:
     name = f"{type(given).__module__}.{type(given).__name__}"
     counterpart = getattr(counterparts, type(given).__name__, None)
     if (

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tf_keras
 
+from tfdist._types import Nested
 from tfdist.estimator.keras3.layers import BUILD_WITH_TF_KERAS, convert_layer
 from tfdist.internals.keras_3 import Functional
 
+if TYPE_CHECKING:
+    import tensorflow as tf
 
-def convert_graph(model: Any, custom_objects: dict[str, Any]) -> Any:
+
+def convert_graph(model: keras.Model, custom_objects: dict[str, type]) -> tf_keras.Model:
     """Makes a tf_keras model of the same layers, connected in the same way, with equal weights.
 
     Args:
@@ -30,11 +34,11 @@ def convert_graph(model: Any, custom_objects: dict[str, Any]) -> Any:
 class _Conversion:
     """Converts each layer once, even if it is called several times."""
 
-    def __init__(self, custom_objects: dict[str, Any]) -> None:
+    def __init__(self, custom_objects: dict[str, type]) -> None:
         self._custom_objects = custom_objects
-        self._layers: dict[int, Any] = {}
+        self._layers: dict[int, tf_keras.layers.Layer] = {}
 
-    def model(self, model: Any) -> Any:
+    def model(self, model: keras.Model) -> tf_keras.Model:
         graph = _functional(model)
         inputs = [
             tf_keras.Input(
@@ -59,7 +63,7 @@ class _Conversion:
             trainable=model.trainable,
         )
 
-    def _call(self, node: Any, converted: dict[int, Any]) -> list[Any]:
+    def _call(self, node: Any, converted: dict[int, tf.Tensor]) -> list[tf.Tensor]:
         layer = node.operation
         if id(layer) not in self._layers:
             self._layers[id(layer)] = self._convert(layer)
@@ -76,13 +80,13 @@ class _Conversion:
         )
         return keras.tree.flatten(self._layers[id(layer)](*args, **kwargs))
 
-    def _convert(self, layer: Any) -> Any:
+    def _convert(self, layer: keras.Layer) -> tf_keras.layers.Layer:
         if isinstance(layer, keras.Model):
             return self.model(layer)
         return convert_layer(layer, self._custom_objects)
 
 
-def _known(leaf: Any, converted: dict[int, Any]) -> Any:
+def _known(leaf: Nested, converted: dict[int, tf.Tensor]) -> Nested:
     """Returns the tf_keras tensor for a Keras 3 tensor, and any other value unchanged."""
     if not isinstance(leaf, keras.KerasTensor):
         return leaf
@@ -96,7 +100,7 @@ def _known(leaf: Any, converted: dict[int, Any]) -> Any:
     return converted[id(leaf)]
 
 
-def _functional(model: Any) -> Functional:
+def _functional(model: keras.Model) -> Functional:
     graph = model._functional if type(model) is keras.Sequential else model
     if graph is None:
         raise ValueError(
@@ -112,7 +116,7 @@ def _functional(model: Any) -> Functional:
     return graph
 
 
-def _copy_weights(model: Any, converted: Any) -> None:
+def _copy_weights(model: keras.Model, converted: tf_keras.Model) -> None:
     for layer in model.layers:
         if isinstance(layer, keras.layers.InputLayer):
             continue

@@ -17,7 +17,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 from keras import Sequential
@@ -51,10 +50,10 @@ class _Call(threading.local):
         self.around = ""
         # Whether new variables stay out of checkpoints; and those variables, by id.
         self.is_local = False
-        self.local: dict[int, Any] = {}
+        self.local: dict[int, tf.Variable] = {}
         # Variables that were assigned to, and in the same order the operations.
-        self.assigned: list[Any] = []
-        self.updates: list[Any] = []
+        self.assigned: list[Variable] = []
+        self.updates: list[tf.Operation] = []
 
 
 _call = _Call()
@@ -80,7 +79,7 @@ def adapt() -> None:
 
 
 @contextlib.contextmanager
-def model_fn_call() -> Iterator[list[Any]]:
+def model_fn_call() -> Iterator[list[tf.Operation]]:
     """Surrounds the call of a model_fn; yields the list of operations that update layers."""
     if _call.runs:  # a model_fn that calls another
         yield []
@@ -268,7 +267,7 @@ def _accept_metrics() -> None:
     model_fn._validate_eval_metric_ops = _validate_eval_metric_ops
 
 
-def _value_and_update(metric: Any) -> Any:
+def _value_and_update(metric: Metric | tuple) -> tuple:
     """Returns a metric in the package's form: its value, and the operation that updates it."""
     if not isinstance(metric, Metric):
         return metric
@@ -285,6 +284,6 @@ def _value_and_update(metric: Any) -> Any:
     return tf.identity(metric.result()), tf.group(*updates)
 
 
-def _result(strategy: Any, metrics: Any) -> tf.Tensor:
+def _result(strategy: tf.distribute.Strategy, metrics: Metric) -> tf.Tensor:
     """The value from the variables of all replicas."""
     return tf.identity(strategy.experimental_local_results(metrics)[0].result())

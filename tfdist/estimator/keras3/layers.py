@@ -33,7 +33,7 @@ _OF_ALL = ("name", "trainable", "dtype", "zero_output_for_mask")
 _HARMLESS = (None, False, "channels_last")
 
 
-def convert_layer(layer: Any, custom_objects: dict[str, Any]) -> Any:
+def convert_layer(layer: keras.Layer, custom_objects: dict[str, type]) -> tf_keras.layers.Layer:
     """Makes the layer of tf_keras for a layer of Keras 3, without its weights.
 
     Args:
@@ -48,7 +48,9 @@ def convert_layer(layer: Any, custom_objects: dict[str, Any]) -> Any:
     return _make(type(layer), layer.get_config(), what, custom_objects)
 
 
-def _make(kind: type, config: dict[str, Any], what: str, custom_objects: dict[str, Any]) -> Any:
+def _make(
+    kind: type, config: dict[str, object], what: str, custom_objects: dict[str, type]
+) -> object:
     target, renamed = _class(kind, what, custom_objects), _RENAMED.get(kind.__name__, {})
     # The weights are there already: no initializers.
     converted = {
@@ -59,7 +61,7 @@ def _make(kind: type, config: dict[str, Any], what: str, custom_objects: dict[st
     return target(**common_config(converted, kind, target, what))
 
 
-def _class(kind: type, what: str, custom_objects: dict[str, Any]) -> type:
+def _class(kind: type, what: str, custom_objects: dict[str, type]) -> type:
     own = custom_objects.get(kind.__name__)
     if isinstance(own, type) and issubclass(own, tf_keras.layers.Layer):
         return own
@@ -73,7 +75,9 @@ def _class(kind: type, what: str, custom_objects: dict[str, Any]) -> type:
     return counterpart
 
 
-def common_config(config: dict[str, Any], kind: type, target: type, what: str) -> dict[str, Any]:
+def common_config(
+    config: dict[str, object], kind: type, target: type, what: str
+) -> dict[str, object]:
     """Returns the part of a config that another class accepts.
 
     Args:
@@ -96,9 +100,9 @@ def common_config(config: dict[str, Any], kind: type, target: type, what: str) -
 
 
 @functools.cache
-def _parameters(kind: type) -> dict[str, Any]:
+def _parameters(kind: type) -> dict[str, object]:
     """The arguments of the constructors of a class and its bases, with their defaults."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     each: Any
     for each in kind.__mro__:
         if each.__init__ is not object.__init__:
@@ -107,7 +111,7 @@ def _parameters(kind: type) -> dict[str, Any]:
     return found
 
 
-def _value(key: str, value: Any, what: str, custom_objects: dict[str, Any]) -> Any:
+def _value(key: str, value: Any, what: str, custom_objects: dict[str, type]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_value(key, each, what, custom_objects) for each in value)
     if key.endswith("activation") and value is not None and value not in _ACTIVATIONS:

@@ -7,12 +7,16 @@ import json
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import h5py
 import tf_keras
 
+from tfdist._types import FilePath, KerasLayer, KerasModel
 from tfdist.estimator.keras3.optimizers import legacy_optimizer
+
+if TYPE_CHECKING:
+    import keras
 
 
 def convert_models() -> None:
@@ -47,7 +51,7 @@ def convert_cells() -> None:
     rnn._make_rnn_layer = _make_rnn_layer
 
 
-def _cell(cell: Any) -> Any:
+def _cell(cell: keras.Layer) -> KerasLayer:
     if not _is_of_keras_3(cell, "Layer"):
         return cell
     from tfdist.estimator.keras3.layers import convert_layer
@@ -55,13 +59,13 @@ def _cell(cell: Any) -> Any:
     return convert_layer(cell, {})
 
 
-def _is_of_keras_3(made: Any, kind: str) -> bool:
+def _is_of_keras_3(made: object, kind: str) -> bool:
     # An object of Keras 3 exists only if Keras 3 was imported.
     keras = sys.modules.get("keras")
     return keras is not None and keras is not tf_keras and isinstance(made, getattr(keras, kind))
 
 
-def _is_saved_by_keras_3(path: Any) -> bool:
+def _is_saved_by_keras_3(path: FilePath | None) -> bool:
     if path is None or not Path(path).is_file():
         return False
     version = ""
@@ -74,7 +78,7 @@ def _is_saved_by_keras_3(path: Any) -> bool:
     return version.startswith("3.")
 
 
-def _load(path: Any, custom_objects: dict[str, Any]) -> Any:
+def _load(path: FilePath | None, custom_objects: dict[str, type]) -> keras.Model:
     import keras
 
     return keras.saving.load_model(
@@ -83,11 +87,11 @@ def _load(path: Any, custom_objects: dict[str, Any]) -> Any:
     )
 
 
-def _is_layer_of_tf_keras(made: Any) -> bool:
+def _is_layer_of_tf_keras(made: object) -> bool:
     return isinstance(made, type) and issubclass(made, tf_keras.layers.Layer)
 
 
-def to_tf_keras(model: Any, custom_objects: dict[str, Any] | None = None) -> Any:
+def to_tf_keras(model: KerasModel, custom_objects: dict[str, type] | None = None) -> tf_keras.Model:
     """Makes a tf_keras model that computes the same as a model of Keras 3, with the same weights.
 
     Layers and outputs keep their names. If the model is compiled, so is the new one, with the same

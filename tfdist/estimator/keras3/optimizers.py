@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from tfdist._types import KerasOptimizer, KerasVariable, Nested
 from tfdist.internals.tensorflow import eager_mode
 
 # Nadam, for example, is missing: the legacy optimizer computes something else.
@@ -99,19 +100,19 @@ def _accepting(method: Callable, position: int) -> Callable:
     return accepting
 
 
-def _unwrap(variables: Any) -> Any:
+def _unwrap(variables: Nested) -> Nested:
     """Unwraps variables, pairs of gradient and variable, or iterables of either."""
     if isinstance(variables, Iterable) and not tf.is_tensor(variables):
         return [_unwrap(v) if isinstance(v, tuple) else _held(v) for v in variables]
     return variables
 
 
-def _held(variable: Any) -> Any:
+def _held(variable: KerasVariable) -> tf.Variable:
     kind = sys.modules["keras.src.backend"].Variable
     return variable.value if isinstance(variable, kind) else variable
 
 
-def legacy_optimizer(optimizer: Any) -> Any:
+def legacy_optimizer(optimizer: KerasOptimizer) -> tf_keras.optimizers.legacy.Optimizer:
     """Returns the legacy optimizer of tf_keras that computes the same as `optimizer`.
 
     Args:
@@ -148,7 +149,7 @@ def legacy_optimizer(optimizer: Any) -> Any:
     return getattr(tf_keras.optimizers.legacy, kind)(**settings)
 
 
-def _library(optimizer: Any) -> types.ModuleType | None:
+def _library(optimizer: KerasOptimizer) -> types.ModuleType | None:
     """Returns Keras 3 or tf_keras if `optimizer` is one of its, and not a legacy one."""
     # An optimizer of Keras 3 exists only if Keras 3 was imported.
     for library in filter(None, (sys.modules.get("keras"), tf_keras)):
@@ -157,7 +158,7 @@ def _library(optimizer: Any) -> types.ModuleType | None:
     return None
 
 
-def _config(optimizer: Any) -> dict[str, Any]:
+def _config(optimizer: KerasOptimizer) -> dict[str, Any]:
     # In the graph of a model_fn its variables could not be read.
     with eager_mode():
         try:
@@ -169,7 +170,9 @@ def _config(optimizer: Any) -> dict[str, Any]:
             ) from error
 
 
-def _learning_rate(optimizer: Any, config: dict[str, Any], library: types.ModuleType) -> Any:
+def _learning_rate(
+    optimizer: KerasOptimizer, config: dict[str, object], library: types.ModuleType
+) -> object:
     given, schedules = optimizer._learning_rate, library.optimizers.schedules
     if not isinstance(given, schedules.LearningRateSchedule):
         return given if callable(given) else config["learning_rate"]
@@ -185,5 +188,5 @@ def _learning_rate(optimizer: Any, config: dict[str, Any], library: types.Module
     return getattr(tf_keras.optimizers.schedules, kind)(**given.get_config())
 
 
-def _name(thing: Any) -> str:
+def _name(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__name__}"

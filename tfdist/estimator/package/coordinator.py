@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -22,10 +22,19 @@ from tfdist.strategies import (
     ParameterServerStrategy,
 )
 
+if TYPE_CHECKING:
+    import numpy as np
+    from tensorflow_estimator.python.estimator.api._v2.estimator import (
+        Estimator,
+        EvalSpec,
+        RunConfig,
+        TrainSpec,
+    )
+
 _SEVERAL_TASKS = (MultiWorkerMirroredStrategy, ParameterServerStrategy)
 
 
-def init_run_config(config: Any, tf_config: dict[str, Any]) -> None:
+def init_run_config(config: RunConfig, tf_config: dict[str, object]) -> None:
     """Sets the cluster and task of a `RunConfig` with a strategy.
 
     Raises:
@@ -49,7 +58,7 @@ def init_run_config(config: Any, tf_config: dict[str, Any]) -> None:
     ) or isinstance(config._train_distribute, ParameterServerStrategy)
 
 
-def train_alone_in_a_cluster_of_one(run_config: Any) -> None:
+def train_alone_in_a_cluster_of_one(run_config: type[RunConfig]) -> None:
     """Makes a `RunConfig` without a strategy treat a cluster of one worker as no cluster.
 
     A launcher makes such a cluster for a job of one task; the package would require a "chief".
@@ -66,7 +75,7 @@ def train_alone_in_a_cluster_of_one(run_config: Any) -> None:
     run_config._init_distributed_setting_from_environment_var = read
 
 
-def _take_strategies(config: Any) -> None:
+def _take_strategies(config: RunConfig) -> None:
     given = config._experimental_distribute
     if given is None:
         return
@@ -85,7 +94,7 @@ def _take_strategies(config: Any) -> None:
     )
 
 
-def _check(config: Any, cluster: Cluster) -> None:
+def _check(config: RunConfig, cluster: Cluster) -> None:
     for name in ("train_distribute", "eval_distribute"):
         if isinstance(getattr(config, f"_{name}"), LocalUpdateStrategy):
             # Its rounds, anchors and outer optimizers are eager variables, which no session has.
@@ -105,16 +114,18 @@ def _check(config: Any, cluster: Cluster) -> None:
     )
 
 
-def should_run_distribute_coordinator(config: Any) -> bool:
+def should_run_distribute_coordinator(config: RunConfig) -> bool:
     """Whether the package calls `train_and_evaluate` below."""
     return bool(config.train_distribute) and (bool(config.cluster_spec) or _evaluates(config))
 
 
-def _evaluates(config: Any) -> bool:
+def _evaluates(config: RunConfig) -> bool:
     return config.task_type == "evaluator"
 
 
-def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any, executor: type) -> None:
+def train_and_evaluate(
+    estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec, executor: type
+) -> None:
     """Runs this task: trains until the end, or evaluates each checkpoint."""
     if _evaluates(estimator.config):
         evaluation.evaluate_checkpoints(estimator, train_spec, eval_spec, executor)
@@ -122,7 +133,9 @@ def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any, executor
         loop.train_to_the_end(estimator, train_spec)
 
 
-def estimator_train(estimator: Any, train: Callable, hooks: Sequence[Any]) -> None:
+def estimator_train(
+    estimator: Estimator, train: Callable, hooks: Sequence[tf.compat.v1.train.SessionRunHook]
+) -> None:
     """Trains on this worker.
 
     Args:
@@ -133,6 +146,8 @@ def estimator_train(estimator: Any, train: Callable, hooks: Sequence[Any]) -> No
     loop.train(estimator, train, hooks)
 
 
-def estimator_evaluate(estimator: Any, evaluate: Callable, hooks: Sequence[Any]) -> Any:
+def estimator_evaluate(
+    estimator: Estimator, evaluate: Callable, hooks: Sequence[tf.compat.v1.train.SessionRunHook]
+) -> dict[str, np.ndarray]:
     """Evaluates on this worker; arguments as `estimator_train`."""
     return evaluation.evaluate(estimator, evaluate, hooks)

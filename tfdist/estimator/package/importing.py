@@ -16,6 +16,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -117,7 +118,7 @@ class _Absent(types.ModuleType):
 class _Face(types.ModuleType):
     """A module with some attributes replaced."""
 
-    def __init__(self, module: types.ModuleType, **attributes: Any) -> None:
+    def __init__(self, module: types.ModuleType, **attributes: object) -> None:
         super().__init__(module.__name__)
         self.__dict__.update(attributes, _module=module)
 
@@ -140,8 +141,12 @@ def _tensorflow_with_tf_keras() -> _Face:
 
 
 def _import(
-    name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
-) -> Any:
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] = (),
+    level: int = 0,
+) -> types.ModuleType:
     module = builtins.__import__(name, globals, locals, fromlist, level)
     return _tensorflow_with_tf_keras() if module is tf else module
 

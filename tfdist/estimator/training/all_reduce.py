@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -30,6 +31,15 @@ from tfdist.internals.tensorflow import SyncOnReadVariable, eager_mode
 from tfdist.job import process
 from tfdist.preemption.training import StoppableSteps
 
+if TYPE_CHECKING:
+    from tensorflow_estimator.python.estimator.api._v2.estimator import (
+        EstimatorSpec,
+        RunConfig,
+        WarmStartSettings,
+    )
+
+    from tfdist.strategies import MultiWorkerMirroredStrategy
+
 v1 = tf.compat.v1
 
 
@@ -41,7 +51,7 @@ class AllReduceWorker:
       model_dir: the directory of the chief's checkpoints.
     """
 
-    def __init__(self, strategy: Any, model_dir: str) -> None:
+    def __init__(self, strategy: MultiWorkerMirroredStrategy, model_dir: str) -> None:
         self._strategy = strategy
         self._model_dir = model_dir
         self._scratch: tempfile.TemporaryDirectory | None = None
@@ -57,11 +67,11 @@ class AllReduceWorker:
     def __enter__(self) -> AllReduceWorker:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._scratch is not None:
             self._scratch.cleanup()
 
-    def read_input(self, call: Any, goes_on: bool, *arguments: Any, **options: Any) -> Any:
+    def read_input(self, call: Callable, goes_on: bool, *arguments: Any, **options: Any) -> Any:
         """Calls the user's input_fn; returns its result from the latest checkpoint's batch on.
 
         Args:
@@ -77,17 +87,21 @@ class AllReduceWorker:
         # Each device of this worker reads a batch in each step.
         return without_first(result, self._batches_before * len(extended.worker_devices))
 
-    def iterator(self, make: Any, *arguments: Any) -> tuple[Any, list[Any]]:
+    def iterator(
+        self, make: Callable, *arguments: Any
+    ) -> tuple[BatchAhead | Iterator, list[tf.compat.v1.train.SessionRunHook]]:
         """Makes the input's iterator and its hooks."""
         iterator, hooks = make(*arguments)
         self._batches = BatchAhead(iterator)
         return self._batches, hooks
 
-    def call_model_fn(self, call: Any, *arguments: Any) -> Any:
+    def call_model_fn(self, call: Callable, *arguments: Any) -> EstimatorSpec:
         """Calls the user's model_fn."""
         return call(*arguments)
 
-    def hooks(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
+    def hooks(
+        self, config: RunConfig, spec: EstimatorSpec, hooks: list[tf.compat.v1.train.SessionRunHook]
+    ) -> list[tf.compat.v1.train.SessionRunHook]:
         """Returns `hooks` with the hooks that this worker needs."""
         agreed, hooks = agreed_and_others(hooks)
         hooks += saver_hooks(config, spec, hooks, self._model_dir)
@@ -115,14 +129,16 @@ class AllReduceWorker:
         commit = data_tasks.CommitHook(len(self._strategy.extended.worker_devices))
         return [commit, *hooks, EndTogether(self._batches, self._sum), *agreed]
 
-    def _save_to_scratch(self, hooks: list[Any]) -> list[Any]:
+    def _save_to_scratch(
+        self, hooks: list[tf.compat.v1.train.SessionRunHook]
+    ) -> list[tf.compat.v1.train.SessionRunHook]:
         """Makes hooks save to a scratch directory if a save needs all workers; else drops them."""
         if not _are_means_saved():
             return [h for h in hooks if not is_saver(h)]
         self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-")
         return [saving_in(self._scratch.name, h) if is_saver(h) else h for h in hooks]
 
-    def warm_start(self, settings: Any) -> None:
+    def warm_start(self, settings: WarmStartSettings | None) -> None:
         """Makes all workers start from the chief's warm start; all call it at the same time.
 
         Args:
@@ -136,16 +152,20 @@ class AllReduceWorker:
         # checkpoint by now.
         has_settings, is_new = self.chiefs(settings is not None, self.latest_checkpoint() is None)
         if settings is not None and not has_settings:
+            communicator = self._strategy.communicator
+            assert communicator is not None  # one worker has what the chief has
             raise ValueError(
                 "warm_start_from: expected the chief's Estimator to have it if any worker's has, "
                 f"received {settings.ckpt_to_initialize_from!r} on rank "
-                f"{self._strategy.communicator.rank} and none on the chief"
+                f"{communicator.rank} and none on the chief"
             )
         self.is_warm = bool(has_settings and is_new)
         if self.is_warm and self._strategy.is_chief:
             self.read_warm = warm_start(settings)
 
-    def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
+    def session_creator(
+        self, scaffold: tf.compat.v1.train.Scaffold, config: tf.compat.v1.ConfigProto | None
+    ) -> SessionCreator:
         """Returns the creator of the session."""
         return _SessionCreator(self, scaffold, config)
 
@@ -173,7 +193,7 @@ class AllReduceWorker:
             return value
         return ops.all_reduce(value, communicator, label="end of training", timeout=self._timeout)
 
-    def spread(self, variables: list[Any]) -> tf.Operation:
+    def spread(self, variables: list[tf.Variable]) -> tf.Operation:
         """Returns an operation that gives all workers the chief's values of variables."""
         with tf.device("/device:CPU:0"):
             parts = [
@@ -200,7 +220,12 @@ class AllReduceWorker:
 class _SessionCreator(SessionCreator):
     """Initializes variables equally on all workers, from the chief's checkpoint if it has one."""
 
-    def __init__(self, worker: AllReduceWorker, scaffold: Any, config: Any) -> None:
+    def __init__(
+        self,
+        worker: AllReduceWorker,
+        scaffold: tf.compat.v1.train.Scaffold,
+        config: tf.compat.v1.ConfigProto | None,
+    ) -> None:
         self._worker = worker
         self._scaffold = scaffold
         self._config = config
@@ -235,7 +260,7 @@ class WarmStartHook(tf.compat.v1.train.SessionRunHook):
       settings: its `WarmStartSettings`, or `None`.
     """
 
-    def __init__(self, worker: AllReduceWorker, settings: Any) -> None:
+    def __init__(self, worker: AllReduceWorker, settings: WarmStartSettings | None) -> None:
         self._worker = worker
         self._settings = settings
 
@@ -244,7 +269,9 @@ class WarmStartHook(tf.compat.v1.train.SessionRunHook):
         self._worker.warm_start(self._settings)
         self._spread = self._worker.spread(v1.global_variables())
 
-    def after_create_session(self, session: tf.compat.v1.Session, coord: Any) -> None:
+    def after_create_session(
+        self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
+    ) -> None:
         """Runs the operations."""
         if self._worker.read_warm is not None:
             session.run(self._worker.read_warm)
@@ -290,9 +317,9 @@ class _ChiefsClock(tf.compat.v1.train.SecondOrStepTimer):
 class _NoWriter:
     """Discards the summaries of workers that are not the chief."""
 
-    def add_summary(self, *_: Any) -> None: ...
+    def add_summary(self, *_: object) -> None: ...
 
-    def add_session_log(self, *_: Any) -> None: ...
+    def add_session_log(self, *_: object) -> None: ...
 
     def flush(self) -> None: ...
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import tensorflow as tf
 
@@ -28,17 +27,21 @@ class CommitHook(tf.compat.v1.train.SessionRunHook):
         """Finds the data tasks of this graph."""
         self._feeds = feeds_of_graph()
 
-    def before_run(self, run_context: Any) -> None:
+    def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> None:
         """The push of the step commits, where it can."""
         if len(self._feeds) == 1:
             self._feeds[0].begin_steps(self._batches)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self,
+        run_context: tf.compat.v1.train.SessionRunContext,
+        run_values: tf.compat.v1.train.SessionRunValues,
+    ) -> None:
         """Commits."""
         for feed in self._feeds:
             feed.train(self._batches)
 
-    def end(self, session: Any) -> None:
+    def end(self, session: tf.compat.v1.Session) -> None:
         """Gives back what was read ahead: other workers may wait for it."""
         for feed in self._feeds:
             feed.end_iteration()
@@ -54,7 +57,7 @@ class SaveTasks(tf.compat.v1.train.CheckpointSaverListener):
       hook: the hook that saves.
     """
 
-    def __init__(self, hook: Any) -> None:
+    def __init__(self, hook: tf.compat.v1.train.CheckpointSaverHook) -> None:
         self._hook = hook
 
     def before_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:

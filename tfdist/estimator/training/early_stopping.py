@@ -8,7 +8,6 @@ workers may wait for each other in different steps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 from tensorflow_estimator.python.estimator import early_stopping
@@ -54,7 +53,11 @@ class EarlyStoppingHook(tf.compat.v1.train.SessionRunHook):
         if isinstance(strategy, ParameterServerStrategy):
             self._signal = SharedNumber(strategy, "stops_early")
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self,
+        run_context: tf.compat.v1.train.SessionRunContext,
+        run_values: tf.compat.v1.train.SessionRunValues,
+    ) -> None:
         """Calls `should_stop_fn` if it is time, and reads the other workers' signal."""
         session = run_context.session
         step = session.run(self._step)
@@ -67,7 +70,7 @@ class EarlyStoppingHook(tf.compat.v1.train.SessionRunHook):
                 if self._signal is not None:
                     self._signal.tell(session, 1)
 
-    def end(self, session: Any) -> None:
+    def end(self, session: tf.compat.v1.Session) -> None:
         """Resets the signal, after all workers have ended, for a later training."""
         if self._signal is not None and self._is_chief:
             self._signal.tell(session, 0)

@@ -9,10 +9,10 @@ in the check.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import Nested
 from tfdist.preemption.notice import notice
 
 v1 = tf.compat.v1
@@ -25,11 +25,11 @@ class BatchAhead:
       iterator: of a distributed dataset.
     """
 
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, iterator: tf.distribute.DistributedIterator) -> None:
         self._iterator = iterator
         self.fetch: tf.Operation | None = None
 
-    def get_next(self) -> Any:
+    def get_next(self) -> Nested:
         """Returns the batch that `fetch` has fetched, once."""
         batch = self._iterator.get_next()
         tensors = tf.nest.flatten(batch, expand_composites=True)
@@ -66,7 +66,7 @@ class EndTogether(tf.compat.v1.train.SessionRunHook):
         self._ends = v1.placeholder(tf.float32, [2])
         self._total = self._sum(self._ends)
 
-    def before_run(self, run_context: Any) -> None:
+    def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> None:
         """Raises the error that ends a training session, if a worker has ended."""
         session = run_context.session
         ends = self._wants_to_stop or not self._fetch(session)
@@ -77,7 +77,11 @@ class EndTogether(tf.compat.v1.train.SessionRunHook):
         if at_end or told_to_end:
             raise tf.errors.OutOfRangeError(None, None, "a worker has come to its end")
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self,
+        run_context: tf.compat.v1.train.SessionRunContext,
+        run_values: tf.compat.v1.train.SessionRunValues,
+    ) -> None:
         """Keeps a request to stop until the next step begins."""
         if run_context.stop_requested:
             self._wants_to_stop = True
@@ -91,7 +95,9 @@ class EndTogether(tf.compat.v1.train.SessionRunHook):
         return True
 
 
-def agreed_and_others(hooks: list[Any]) -> tuple[list[Any], list[Any]]:
+def agreed_and_others(
+    hooks: list[tf.compat.v1.train.SessionRunHook],
+) -> tuple[list[tf.compat.v1.train.SessionRunHook], list[tf.compat.v1.train.SessionRunHook]]:
     """Splits hooks into hooks that stop all workers at the same step anyway, and the others."""
     agreed = [h for h in hooks if type(h) is v1.train.StopAtStepHook]
     return agreed, [h for h in hooks if h not in agreed]

@@ -7,7 +7,7 @@ import functools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -17,10 +17,23 @@ from tfdist.estimator.training.model_dir import end_of_training
 from tfdist.estimator.training.sessions import brief_failures
 from tfdist.strategies import MultiWorkerMirroredStrategy, ParameterServerStrategy
 
+if TYPE_CHECKING:
+    import numpy as np
+    from tensorflow_estimator.python.estimator.api._v2.estimator import (
+        Estimator,
+        EvalSpec,
+        TrainSpec,
+        WarmStartSettings,
+    )
+
 _PAUSE = 1.0
 
 
-def evaluate(estimator: Any, evaluate_distributed: Callable, hooks: Sequence[Any]) -> Any:
+def evaluate(
+    estimator: Estimator,
+    evaluate_distributed: Callable,
+    hooks: Sequence[tf.compat.v1.train.SessionRunHook],
+) -> dict[str, np.ndarray]:
     """Evaluates a checkpoint on this worker.
 
     With parameter servers this worker evaluates alone: the checkpoint's values must not reach the
@@ -31,7 +44,11 @@ def evaluate(estimator: Any, evaluate_distributed: Callable, hooks: Sequence[Any
         return _evaluate(estimator, evaluate_distributed, hooks)
 
 
-def _evaluate(estimator: Any, evaluate_distributed: Callable, hooks: Sequence[Any]) -> Any:
+def _evaluate(
+    estimator: Estimator,
+    evaluate_distributed: Callable,
+    hooks: Sequence[tf.compat.v1.train.SessionRunHook],
+) -> dict[str, np.ndarray]:
     mine, strategy = copy.copy(estimator), estimator.config.eval_distribute
     if isinstance(strategy, ParameterServerStrategy):
         mine._eval_distribution = None
@@ -58,8 +75,12 @@ def _evaluate(estimator: Any, evaluate_distributed: Callable, hooks: Sequence[An
 
 
 def _evaluate_the_chiefs(
-    evaluate_it: Callable, worker: AllReduceWorker, warm_start: Any, *args: Any, **kwargs: Any
-) -> Any:
+    evaluate_it: Callable,
+    worker: AllReduceWorker,
+    warm_start: WarmStartSettings | None,
+    *args: object,
+    **kwargs: Any,
+) -> tuple[dict[str, np.ndarray], str]:
     checkpoint = kwargs.pop("checkpoint_path", None) or worker.chiefs_checkpoint()
     if checkpoint is None:
         # Before the user's hooks, which may read the variables.
@@ -68,7 +89,9 @@ def _evaluate_the_chiefs(
     return evaluate_it(*args, checkpoint_path=checkpoint, **kwargs)
 
 
-def evaluate_checkpoints(estimator: Any, train_spec: Any, eval_spec: Any, executor: Any) -> None:
+def evaluate_checkpoints(
+    estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec, executor: Any
+) -> None:
     """Evaluates and exports each new checkpoint, until the training has ended.
 
     The end is known from a checkpoint of the last step, or from the chief's note.

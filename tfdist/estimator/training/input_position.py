@@ -9,10 +9,10 @@ did.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import Nested
 from tfdist.data.order import unknown_order
 from tfdist.data.pipeline import feed_of
 from tfdist.data.position import InputPosition
@@ -31,7 +31,7 @@ def position_of(checkpoint: str | None) -> InputPosition:
         return InputPosition()
 
 
-def without_first(result: Any, batches: int) -> Any:
+def without_first(result: Nested, batches: int) -> Nested:
     """Returns what an `input_fn` has returned, without the batches that were read before.
 
     The queue of data tasks leaves out by itself what has been trained.
@@ -70,7 +70,7 @@ class PositionSaver(tf.compat.v1.train.CheckpointSaverListener):
         self._batches = batches
         self._first_step: int | None = None
 
-    def before_save(self, session: Any, global_step_value: int) -> None:
+    def before_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
         """Writes the position; the first checkpoint is from the training's beginning."""
         if self._first_step is None:
             self._first_step = int(global_step_value)
@@ -81,13 +81,13 @@ class PositionSaver(tf.compat.v1.train.CheckpointSaverListener):
             file.write(position.to_json())
         tf.io.gfile.rename(f"{path}.new", path, overwrite=True)
 
-    def after_save(self, session: Any, global_step_value: int) -> None:
+    def after_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
         """Removes the positions of checkpoints that are gone."""
         for path in tf.io.gfile.glob(f"{self._prefix}-*{_SUFFIX}"):
             if not tf.io.gfile.exists(f"{path.removesuffix(_SUFFIX)}.index"):
                 tf.io.gfile.remove(path)
 
-    def end(self, session: Any, global_step_value: int) -> None:
+    def end(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
         """Removes all positions: the training has ended without an error."""
         for path in tf.io.gfile.glob(f"{self._prefix}-*{_SUFFIX}"):
             tf.io.gfile.remove(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -23,10 +23,17 @@ from tfdist.job import process
 from tfdist.ops.trace import events
 from tfdist.strategies import ParameterServerStrategy
 
+if TYPE_CHECKING:
+    from tensorflow_estimator.python.estimator.api._v2.estimator import (
+        Estimator,
+        EstimatorSpec,
+        TrainSpec,
+    )
+
 v1 = tf.compat.v1
 
 
-def train_to_the_end(estimator: Any, train_spec: Any) -> None:
+def train_to_the_end(estimator: Estimator, train_spec: TrainSpec) -> None:
     """Trains by `train_spec`, and then notes the end for the evaluator."""
     is_chief = estimator.config.is_chief
     estimator.train(
@@ -39,7 +46,11 @@ def train_to_the_end(estimator: Any, train_spec: Any) -> None:
         note_end_of_training(estimator.model_dir)
 
 
-def train(estimator: Any, train_distributed: Callable, hooks: Sequence[Any]) -> None:
+def train(
+    estimator: Estimator,
+    train_distributed: Callable,
+    hooks: Sequence[tf.compat.v1.train.SessionRunHook],
+) -> None:
     """Trains an `Estimator` with its strategy, as one of the job's workers.
 
     Args:
@@ -89,7 +100,9 @@ class _Distributed:
 _Distributed.__name__ = "MultiWorkerMirroredStrategy"
 
 
-def _prepare(mine: Any, worker: Any, *arguments: Any) -> Any:
+def _prepare(
+    mine: Estimator, worker: AllReduceWorker | ParameterServerWorker, *arguments: Any
+) -> tf.Tensor | None:
     """Runs the package's preparation of a graph, which then calls the loop below."""
     worker.warm_start(mine._warm_start_settings)
     mine._warm_start_settings = None
@@ -101,8 +114,12 @@ def _prepare(mine: Any, worker: Any, *arguments: Any) -> Any:
 
 
 def _run(
-    mine: Any, worker: Any, spec: Any, hooks: Sequence[Any], listeners: Sequence[Any] | None
-) -> Any:
+    mine: Estimator,
+    worker: AllReduceWorker | ParameterServerWorker,
+    spec: EstimatorSpec,
+    hooks: Sequence[tf.compat.v1.train.SessionRunHook],
+    listeners: Sequence[tf.compat.v1.train.CheckpointSaverListener] | None,
+) -> tf.Tensor | None:
     config = mine._config
     saves = config.save_checkpoints_secs or config.save_checkpoints_steps
     saves = saves or any(is_saver(hook) for hook in [*hooks, *spec.training_chief_hooks])
@@ -121,7 +138,10 @@ def _run(
     return loss
 
 
-def _add_listeners(hooks: Sequence[Any], listeners: Sequence[Any] | None) -> None:
+def _add_listeners(
+    hooks: Sequence[tf.compat.v1.train.SessionRunHook],
+    listeners: Sequence[tf.compat.v1.train.CheckpointSaverListener] | None,
+) -> None:
     savers = [h for h in hooks if is_saver(h)]
     if listeners and not savers:
         raise ValueError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 from tf_keras.optimizers import legacy
@@ -76,7 +76,12 @@ class OptimizerCall:
 
     name: str
 
-    def __init__(self, optimizer: Any, steps: tf.Variable | None, adds_up: bool) -> None:
+    def __init__(
+        self,
+        optimizer: tf.compat.v1.train.Optimizer | legacy.Optimizer,
+        steps: tf.Variable | None,
+        adds_up: bool,
+    ) -> None:
         self.optimizer = optimizer
         self.steps = steps
         self.adds_up = adds_up
@@ -98,7 +103,7 @@ class OptimizerCall:
         raise NotImplementedError
 
     @functools.cached_property
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, tf.Tensor | float]:
         """The values of `Known.numbers`, as the user gave them, by the servers' names."""
         of_keras = getattr(self.optimizer, "_hyper", {})
         return {
@@ -114,7 +119,7 @@ class OptimizerCall:
         """
         raise NotImplementedError
 
-    def learning_rate(self, dtype: tf.DType = tf.float32) -> Any:
+    def learning_rate(self, dtype: tf.DType = tf.float32) -> tf.Tensor | float:
         """The learning rate of this step; `None` if the optimizer does not have one."""
         raise NotImplementedError
 
@@ -142,8 +147,8 @@ class CallOfTensorFlow1(OptimizerCall):
 
     def __init__(
         self,
-        optimizer: Any,
-        global_step: Any = None,
+        optimizer: tf.compat.v1.train.Optimizer | legacy.Optimizer,
+        global_step: tf.Variable | None = None,
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
     ) -> None:
@@ -162,7 +167,7 @@ class CallOfTensorFlow1(OptimizerCall):
             return "apply_gradients was given no global_step that tells which step it is"
         return None
 
-    def learning_rate(self, dtype: tf.DType = tf.float32) -> Any:
+    def learning_rate(self, dtype: tf.DType = tf.float32) -> tf.Tensor | float:
         """See the base class."""
         rate = getattr(self.optimizer, "_learning_rate", None)
         rate = getattr(self.optimizer, "_lr", None) if rate is None else rate
@@ -198,7 +203,7 @@ class CallOfTfKeras(OptimizerCall):
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: tf.compat.v1.train.Optimizer | legacy.Optimizer,
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> None:
@@ -222,7 +227,7 @@ class CallOfTfKeras(OptimizerCall):
             return "amsgrad is left to the workers"
         return None
 
-    def learning_rate(self, dtype: tf.DType = tf.float32) -> Any:
+    def learning_rate(self, dtype: tf.DType = tf.float32) -> tf.Tensor | float:
         """See the base class."""
         return self.optimizer._decayed_lr(dtype)
 

@@ -11,7 +11,8 @@ import contextlib
 import functools
 import math
 import os
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -27,6 +28,15 @@ from tfdist.job import process
 from tfdist.preemption.training import StoppableSteps
 from tfdist.strategies._variables.parameters import Parameters
 
+if TYPE_CHECKING:
+    from tensorflow_estimator.python.estimator.api._v2.estimator import (
+        EstimatorSpec,
+        RunConfig,
+        WarmStartSettings,
+    )
+
+    from tfdist.strategies import ParameterServerStrategy
+
 v1 = tf.compat.v1
 
 
@@ -38,7 +48,7 @@ class ParameterServerWorker:
       model_dir: the directory of the chief's checkpoints.
     """
 
-    def __init__(self, strategy: Any, model_dir: str) -> None:
+    def __init__(self, strategy: ParameterServerStrategy, model_dir: str) -> None:
         self._strategy = strategy
         self._model_dir = model_dir
         self._parameters: Parameters = strategy.extended.parameters
@@ -61,11 +71,11 @@ class ParameterServerWorker:
         self._building.enter_context(self._parameters.unordered_step())
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._building.close()
         self._contexts.close()
 
-    def read_input(self, call: Any, goes_on: bool, *arguments: Any, **options: Any) -> Any:
+    def read_input(self, call: Callable, goes_on: bool, *arguments: Any, **options: Any) -> Any:
         """Calls the user's input_fn; each worker begins its input again.
 
         The servers may be at a later step than the latest checkpoint, and this worker at another
@@ -73,21 +83,25 @@ class ParameterServerWorker:
         """
         return call(*arguments, **options)
 
-    def iterator(self, make: Any, *arguments: Any) -> tuple[Any, list[Any]]:
+    def iterator(
+        self, make: Callable, *arguments: Any
+    ) -> tuple[BatchAhead | Iterator, list[tf.compat.v1.train.SessionRunHook]]:
         """Makes the input's iterator and its hooks."""
         iterator, hooks = make(*arguments)
         if self._ends_together:
             iterator = self._batches = BatchAhead(iterator)
         return iterator, hooks
 
-    def call_model_fn(self, call: Any, *arguments: Any) -> Any:
+    def call_model_fn(self, call: Callable, *arguments: Any) -> EstimatorSpec:
         """Calls the user's model_fn, and adds a push to the end of its step."""
         self._bindings = server_optimizers.Bindings.of_this_graph()
         spec = call(*arguments)
         with tf.control_dependencies([spec.train_op]):
             return spec._replace(train_op=self._parameters.push_all())
 
-    def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
+    def session_creator(
+        self, scaffold: tf.compat.v1.train.Scaffold, config: tf.compat.v1.ConfigProto | None
+    ) -> SessionCreator:
         """Returns the creator of the session."""
         checkpoints = self._model_dir if self._strategy.is_chief else None
         self._creator = _SessionCreator(
@@ -101,7 +115,9 @@ class ParameterServerWorker:
         )
         return self._creator
 
-    def hooks(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
+    def hooks(
+        self, config: RunConfig, spec: EstimatorSpec, hooks: list[tf.compat.v1.train.SessionRunHook]
+    ) -> list[tf.compat.v1.train.SessionRunHook]:
         """Returns `hooks` with the hooks that this worker needs."""
         self._building.close()
         hooks = [EndHook(self._end), data_tasks.CommitHook(), *hooks]
@@ -138,7 +154,7 @@ class ParameterServerWorker:
     def _end(self, session: tf.compat.v1.Session) -> None:
         self._creator.states.end(session, lambda: self._creator.pull(session), self._last_step)
 
-    def warm_start(self, settings: Any) -> None:
+    def warm_start(self, settings: WarmStartSettings | None) -> None:
         """Starts the model from the values of a checkpoint, unless it has one of its own.
 
         The chief writes them to the servers; the other workers start from the servers' values.
@@ -147,7 +163,9 @@ class ParameterServerWorker:
         if settings is not None and self._strategy.is_chief and is_new:
             self._read_warm = warm_start(settings)
 
-    def _save(self, hook: Any, session: tf.compat.v1.Session, step: int) -> Any:
+    def _save(
+        self, hook: tf.compat.v1.train.CheckpointSaverHook, session: tf.compat.v1.Session, step: int
+    ) -> bool | None:
         """Saves the servers' current values, under the servers' current step."""
         # Before the values: the records committed here have reached the servers.
         state = data_tasks.state()
@@ -177,7 +195,7 @@ class _PullHook(tf.compat.v1.train.SessionRunHook):
         with tf.control_dependencies([self._parameters.pull_all(begins_step=True)]):
             self._step = v1.train.get_global_step().read_value()
 
-    def before_run(self, run_context: Any) -> None:
+    def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> None:
         step = run_context.session.run(self._step)
         if any(step >= hook._last_step for hook in self._stops):
             raise tf.errors.OutOfRangeError(None, None, "the last step has been made")
@@ -199,9 +217,9 @@ class _SessionCreator(SessionCreator):
 
     def __init__(
         self,
-        strategy: Any,
-        scaffold: Any,
-        config: Any,
+        strategy: ParameterServerStrategy,
+        scaffold: tf.compat.v1.train.Scaffold,
+        config: tf.compat.v1.ConfigProto | None,
         checkpoints: str | None,
         training: int,
         bindings: server_optimizers.Bindings,

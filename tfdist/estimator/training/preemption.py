@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -31,7 +30,11 @@ class StopAtNotice(tf.compat.v1.train.SessionRunHook):
         self._training = training
         self.is_preempted = False
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self,
+        run_context: tf.compat.v1.train.SessionRunContext,
+        run_values: tf.compat.v1.train.SessionRunValues,
+    ) -> None:
         """Requests the end after the step in which the notice has come."""
         if self._training.ends_after_step():
             self.is_preempted = True
@@ -50,7 +53,11 @@ def until_notice(training: StoppableSteps) -> Iterator[None]:
         training.lost_peers(error)
 
 
-def end_if_preempted(training: StoppableSteps, hooks: Sequence[Any], saved_to: str | None) -> None:
+def end_if_preempted(
+    training: StoppableSteps,
+    hooks: Sequence[tf.compat.v1.train.SessionRunHook],
+    saved_to: str | None,
+) -> None:
     """Ends the program if a training has ended because a worker was told to end.
 
     Args:

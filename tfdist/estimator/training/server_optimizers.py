@@ -14,7 +14,7 @@ import functools
 import math
 import numbers
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -32,6 +32,9 @@ from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.server_variable import ServerVariable
 from tfdist.strategies._variables.table_variable import TableVariable
 
+if TYPE_CHECKING:
+    from tfdist.strategies import ParameterServerStrategy
+
 v1 = tf.compat.v1
 _Kind = OptimizerKind
 
@@ -47,13 +50,18 @@ def send_steps_to_servers() -> None:
     _send_steps(legacy.Optimizer, CallOfTfKeras)
 
 
-def _send_steps(optimizer: Any, call_of: type[OptimizerCall]) -> None:
+def _send_steps(
+    optimizer: type[tf.compat.v1.train.Optimizer | legacy.Optimizer], call_of: type[OptimizerCall]
+) -> None:
     original = optimizer.apply_gradients
 
     @functools.wraps(original)
     def apply_gradients(
-        self: Any, grads_and_vars: Iterable[tuple], *args: Any, **kwargs: Any
-    ) -> Any:
+        self: tf.compat.v1.train.Optimizer | legacy.Optimizer,
+        grads_and_vars: Iterable[tuple],
+        *args: Any,
+        **kwargs: Any,
+    ) -> tf.Operation:
         pairs = list(grads_and_vars)
         of_tables = [(g, v) for g, v in pairs if is_table(v) and g is not None]
         dense = [(g, v) for g, v in pairs if not is_table(v)]
@@ -71,7 +79,7 @@ def _send_steps(optimizer: Any, call_of: type[OptimizerCall]) -> None:
     optimizer.apply_gradients = apply_gradients
 
 
-def _stage(pairs: list[tuple], call: Any) -> tf.Operation:
+def _stage(pairs: list[tuple], call: OptimizerCall) -> tf.Operation:
     gradients = []
     for gradient, table in pairs:
         ids, rows = flat_rows(gradient)
@@ -140,7 +148,7 @@ class ServerStep:
         self,
         call: OptimizerCall,
         pairs: Sequence[tuple],
-        strategy: Any,
+        strategy: ParameterServerStrategy,
         bindings: Bindings,
         config: OptimizerConfig,
     ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,7 +15,9 @@ __all__ = ["SessionCreator", "brief_failures", "initialized_session", "restore"]
 
 
 def initialized_session(
-    scaffold: Any, config: Any, init_fn: Callable[[tf.compat.v1.Session], None] | None = None
+    scaffold: tf.compat.v1.train.Scaffold,
+    config: tf.compat.v1.ConfigProto | None,
+    init_fn: Callable[[tf.compat.v1.Session], None] | None = None,
 ) -> tf.compat.v1.Session:
     """Makes a session of the default graph, and initializes its variables.
 
@@ -43,7 +44,9 @@ def initialized_session(
     )
 
 
-def restore(scaffold: Any, session: tf.compat.v1.Session, checkpoint: str) -> None:
+def restore(
+    scaffold: tf.compat.v1.train.Scaffold, session: tf.compat.v1.Session, checkpoint: str
+) -> None:
     """Restores a checkpoint; the saver then manages, and deletes, earlier ones.
 
     Args:

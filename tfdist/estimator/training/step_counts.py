@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tfdist._types import Nested
 from tfdist.ops.local.step_counter import count_step_now
+
+if TYPE_CHECKING:
+    from tensorflow_estimator.python.estimator.api._v2.estimator import EstimatorSpec
 
 
 class StepCounts(tf.compat.v1.train.SessionRunHook):
@@ -18,7 +22,7 @@ class StepCounts(tf.compat.v1.train.SessionRunHook):
         self._rows: list[tf.Tensor] = []
         self._total: tf.Tensor | None = None
 
-    def call_model_fn(self, call: Callable, features: Any, *arguments: Any) -> Any:
+    def call_model_fn(self, call: Callable, features: Nested, *arguments: Any) -> EstimatorSpec:
         """Calls a model_fn, and notes the rows of its features.
 
         Args:
@@ -38,8 +42,14 @@ class StepCounts(tf.compat.v1.train.SessionRunHook):
     def begin(self) -> None:
         self._total = tf.add_n(self._rows) if self._rows else tf.constant(0, tf.int64)
 
-    def before_run(self, run_context: Any) -> tf.compat.v1.train.SessionRunArgs:
+    def before_run(
+        self, run_context: tf.compat.v1.train.SessionRunContext
+    ) -> tf.compat.v1.train.SessionRunArgs:
         return tf.compat.v1.train.SessionRunArgs(self._total)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self,
+        run_context: tf.compat.v1.train.SessionRunContext,
+        run_values: tf.compat.v1.train.SessionRunValues,
+    ) -> None:
         count_step_now(int(run_values.results))

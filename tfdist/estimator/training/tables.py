@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -25,6 +25,9 @@ from tfdist.ps.export import files
 from tfdist.strategies import ParameterServerStrategy
 from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.table_variable import TableVariable
+
+if TYPE_CHECKING:
+    from tensorflow_estimator.python.estimator.api._v2.estimator import Estimator
 
 _SUFFIX = ".tables"
 
@@ -67,12 +70,14 @@ def _tables_of(parameters: Parameters) -> list[EmbeddingTable]:
     return [v.spec for v in variables if v.spec is not None]
 
 
-def read_without_training(estimator: Any) -> None:
+def read_without_training(estimator: type[Estimator]) -> None:
     """Gives an `Estimator` the rows of its tables when it evaluates, predicts and exports."""
     evaluate, export = estimator._actual_eval, estimator._export_all_saved_models
     predict = estimator.predict
 
-    def rows_for(use: Callable, method: Callable, *args: Any, **kwargs: Any) -> Any:
+    def rows_for(
+        use: Callable, method: Callable, *args: object, **kwargs: object
+    ) -> contextlib.AbstractContextManager[None]:
         given = inspect.signature(method).bind(*args, **kwargs).arguments
         return _rows_of(given["self"], given.get("checkpoint_path"), use)
 
@@ -97,7 +102,7 @@ def read_without_training(estimator: Any) -> None:
 
 
 @contextlib.contextmanager
-def _rows_of(estimator: Any, checkpoint: str | None, use: Callable) -> Iterator[None]:
+def _rows_of(estimator: Estimator, checkpoint: str | None, use: Callable) -> Iterator[None]:
     """Gives new tables the rows of a checkpoint, or the rows that this process trains.
 
     Args:
@@ -128,11 +133,15 @@ def _rows_of(estimator: Any, checkpoint: str | None, use: Callable) -> Iterator[
             reader.reset(token)
 
 
-def _from_servers(table: EmbeddingTable, strategy: Any, table_id: int, folder: str) -> None:
+def _from_servers(
+    table: EmbeddingTable, strategy: ParameterServerStrategy, table_id: int, folder: str
+) -> None:
     table.strategy = strategy
 
 
-def _in_the_model(table: EmbeddingTable, strategy: Any, table_id: int, folder: str) -> None:
+def _in_the_model(
+    table: EmbeddingTable, strategy: ParameterServerStrategy, table_id: int, folder: str
+) -> None:
     """Puts the rows into the model: serving has no parameter servers."""
     config = table.config()
     ids, rows = files.fetch(strategy.extended.parameters.client, table_id, config)

@@ -9,16 +9,19 @@ values depends on the strategy.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
+
+if TYPE_CHECKING:
+    from tensorflow_estimator.python.estimator.api._v2.estimator import WarmStartSettings
 
 v1 = tf.compat.v1
 # The attributes of a variable that `warm_start` changes.
 _CHANGED = ("_initializer_op", "_initial_value")
 
 
-def warm_start(settings: Any) -> tf.Operation:
+def warm_start(settings: WarmStartSettings) -> tf.Operation:
     """Adds an operation to the default graph that reads variables from a checkpoint.
 
     Args:

@@ -8,12 +8,15 @@ checkpoint, which then contains all their updates.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from tfdist.control.waiting import Wait
 from tfdist.errors import RendezvousTimeoutError
+
+if TYPE_CHECKING:
+    from tfdist.strategies import ParameterServerStrategy
 
 v1 = tf.compat.v1
 _PAUSE = 0.05
@@ -29,7 +32,7 @@ class WorkerStates:
       training: the number of this training of the model, counted from 1.
     """
 
-    def __init__(self, strategy: Any, training: int) -> None:
+    def __init__(self, strategy: ParameterServerStrategy, training: int) -> None:
         extended = strategy.extended
         self._rank, workers = extended.rank, extended.config.workers
         self._client = extended.parameters.client
@@ -109,7 +112,7 @@ class SharedNumber:
       value: the tensor that reads it.
     """
 
-    def __init__(self, strategy: Any, name: str) -> None:
+    def __init__(self, strategy: ParameterServerStrategy, name: str) -> None:
         self.variable = v1.get_variable(
             f"tfdist_{name}",
             initializer=tf.zeros([], tf.int64),
@@ -134,7 +137,9 @@ class BeginHook(tf.compat.v1.train.SessionRunHook):
     def __init__(self, begin: Callable[[tf.compat.v1.Session], None]) -> None:
         self._begin = begin
 
-    def after_create_session(self, session: tf.compat.v1.Session, coord: Any) -> None:
+    def after_create_session(
+        self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
+    ) -> None:
         self._begin(session)
 
 

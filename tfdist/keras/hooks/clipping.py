@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import KerasOptimizer, KerasVariable
 from tfdist.internals.keras_3 import BaseOptimizer, TFOptimizer, Variable
 from tfdist.keras.hooks.table_gradients import table_of
 from tfdist.keras.registry import hooks
@@ -17,7 +17,7 @@ from tfdist.keras.workers import replica_with_peers
 _thread = threading.local()
 
 
-def clips(optimizer: Any) -> bool:
+def clips(optimizer: KerasOptimizer) -> bool:
     """Whether an optimizer, of Keras 3 or tf_keras, clips gradients."""
     limits = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
     return any(limit is not None and limit > 0 for limit in limits)
@@ -77,7 +77,7 @@ def _summed(optimizer: TFOptimizer, grads: list, variables: list) -> list:
     return sums
 
 
-def _of_tensorflow(variable: Any) -> tf.Variable:
+def _of_tensorflow(variable: KerasVariable) -> tf.Variable:
     return variable.value if isinstance(variable, Variable) else variable
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
 
 from keras.callbacks import CSVLogger, RemoteMonitor
 
+from tfdist._types import KerasCallback, Logs
+from tfdist.control.encoding import JsonObject
 from tfdist.keras import rank_zero
 from tfdist.keras.callback import replaced
 from tfdist.keras.log_file import CsvLogFile
@@ -38,7 +40,7 @@ def send_on_rank_0(original, self, epoch, logs=None):
     send_logs(original, self, epoch, logs)
 
 
-def open_log(original: Any, logger: Any, logs: Any) -> None:
+def open_log(original: Callable, logger: KerasCallback, logs: Logs | None) -> None:
     """Calls `CSVLogger.on_train_begin` of a Keras, so that rank 0 alone opens the file."""
     if elastic_job_of(logger.model.distribute_strategy) is None:
         if rank_of(logger.model) == 0:
@@ -52,7 +54,7 @@ def open_log(original: Any, logger: Any, logs: Any) -> None:
     rank_zero.by_rank_0(logger.model, f"the beginning of {logger.filename}", file.save)
 
 
-def log(original: Any, logger: Any, epoch: int, logs: Any) -> None:
+def log(original: Callable, logger: KerasCallback, epoch: int, logs: Logs | None) -> None:
     """Calls `CSVLogger.on_epoch_end` of a Keras, so that rank 0 alone writes."""
     if elastic_job_of(logger.model.distribute_strategy) is None:
         if rank_of(logger.model) == 0:
@@ -63,13 +65,13 @@ def log(original: Any, logger: Any, epoch: int, logs: Any) -> None:
     rank_zero.by_rank_0(logger.model, what, logger.csv_file.save)
 
 
-def close_log(original: Any, logger: Any, logs: Any) -> None:
+def close_log(original: Callable, logger: KerasCallback, logs: Logs | None) -> None:
     """Calls `CSVLogger.on_train_end` of a Keras where there is a file."""
     if elastic_job_of(logger.model.distribute_strategy) is not None or rank_of(logger.model) == 0:
         original(logger, logs)
 
 
-def send_logs(original: Any, monitor: Any, epoch: int, logs: Any) -> None:
+def send_logs(original: Callable, monitor: KerasCallback, epoch: int, logs: Logs | None) -> None:
     """Calls `RemoteMonitor.on_epoch_end` of a Keras on rank 0 alone."""
     if elastic_job_of(monitor.model.distribute_strategy) is not None:
         what = f"the logs of epoch {epoch + 1} for {monitor.root}"
@@ -78,7 +80,7 @@ def send_logs(original: Any, monitor: Any, epoch: int, logs: Any) -> None:
         original(monitor, epoch, logs)
 
 
-def describe_log(logger: Any) -> dict[str, Any] | None:
+def describe_log(logger: KerasCallback) -> JsonObject | None:
     """The state of a `CSVLogger` that a newcomer needs; `None` if it has opened nothing."""
     # tf_keras has no such attribute before `fit`.
     if not isinstance(getattr(logger, "csv_file", None), CsvLogFile):
@@ -86,7 +88,7 @@ def describe_log(logger: Any) -> dict[str, Any] | None:
     return {**logger.csv_file.describe(), "keys": logger.keys}
 
 
-def restore_log(logger: Any, described: dict[str, Any] | None) -> None:
+def restore_log(logger: KerasCallback, described: JsonObject | None) -> None:
     """Lets a newcomer's `CSVLogger` continue at the members' position."""
     if described is None:
         return

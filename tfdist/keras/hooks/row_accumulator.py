@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfdist.internals.tensorflow import ResourceVariable
@@ -16,7 +14,7 @@ class RowAccumulator:
     Keras adds the gradient of the last step (`gradient + accumulator`), and then assigns zeros.
     """
 
-    def __init__(self, table: Any) -> None:
+    def __init__(self, table: tf.Variable) -> None:
         self._table = table
         self.shape, self.dtype = table.shape, table.dtype
         with tf.init_scope(), tf.device("/device:CPU:0"):
@@ -37,7 +35,7 @@ class RowAccumulator:
         self._table.gradient_ids.set(ids)
         return rows
 
-    def assign(self, zeros: Any) -> None:
+    def assign(self, zeros: object) -> None:
         """Removes all rows."""
         self._ids.assign(tf.zeros([0], tf.int64))
         self._rows.assign(tf.zeros([0, self._table.width]))

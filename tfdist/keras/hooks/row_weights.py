@@ -30,6 +30,7 @@ from typing import Any
 import tensorflow as tf
 from keras import ops, tree
 
+from tfdist._types import KerasLoss, KerasModel, Nested, StepFunction
 from tfdist.internals.keras_3 import CompileLoss, TensorFlowTrainer
 from tfdist.internals.keras_3 import loss as losses
 
@@ -72,7 +73,7 @@ class _Step:
     graph: tf.Graph | None
 
 
-def weighted(step: Callable[[Any], Any], are_even: bool = False) -> Callable[[Any], Any]:
+def weighted(step: StepFunction, are_even: bool = False) -> StepFunction:
     """Returns a training step that knows its replica's fraction of the rows.
 
     Args:
@@ -82,14 +83,12 @@ def weighted(step: Callable[[Any], Any], are_even: bool = False) -> Callable[[An
     return _knowing(step, lambda data: _weight_of_rows(data, are_even))
 
 
-def whole(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def whole(step: StepFunction) -> StepFunction:
     """Returns a step of replicas each of which has the whole batch."""
     return _knowing(step, lambda data: tf.constant(1.0, tf.float64))
 
 
-def _knowing(
-    step: Callable[[Any], Any], weigh: Callable[[Any], tf.Tensor | None]
-) -> Callable[[Any], Any]:
+def _knowing(step: StepFunction, weigh: Callable[[Nested], tf.Tensor | None]) -> StepFunction:
     if isinstance(step, tf.types.experimental.PolymorphicFunction):
         # Strategies take a `tf.function` apart: the replicas meet within it, not around it.
         function = _knowing(step.python_function, weigh)
@@ -107,7 +106,7 @@ def _knowing(
     return marked
 
 
-def is_weighted(step: Callable[[Any], Any]) -> bool:
+def is_weighted(step: StepFunction) -> bool:
     """Whether `weighted` returned a training step."""
     function = getattr(step, "python_function", step)
     return getattr(function, "is_weighted", False)
@@ -152,7 +151,7 @@ def weigh_steps(original, self, step_function):
     return original(self, step_function)
 
 
-def _logs_need_rows(model: Any) -> bool:
+def _logs_need_rows(model: KerasModel) -> bool:
     """Whether a logged loss weighs by rows: one of several outputs, or what may be a sum."""
     compiled = getattr(model, "_compile_loss", None)
     given = [] if compiled is None else tree.flatten(compiled._user_loss)
@@ -160,7 +159,7 @@ def _logs_need_rows(model: Any) -> bool:
     return len(of_outputs) > 1 or not all(_is_mean_of_keras(loss) for loss in given)
 
 
-def _is_mean_of_keras(loss: Any) -> bool:
+def _is_mean_of_keras(loss: KerasLoss) -> bool:
     if loss is None or isinstance(loss, str):
         return True
     if isinstance(loss, losses.Loss):
@@ -169,12 +168,12 @@ def _is_mean_of_keras(loss: Any) -> bool:
     return _is_of_keras(loss)
 
 
-def _is_of_keras(function: Any) -> bool:
+def _is_of_keras(function: object) -> bool:
     name = getattr(function, "__module__", None) or getattr(function, "__name__", None)
     return str(name).startswith("keras.src.losses")
 
 
-def _has_even_batches(model: Any) -> bool:
+def _has_even_batches(model: KerasModel) -> bool:
     return vars(model).get("_has_even_batches", False)
 
 
@@ -223,7 +222,7 @@ def weigh_by_divisor(
         return original(values, sample_weight, mask, reduction, dtype)
 
 
-def scaled(original: Callable[[Any], Any], value: Any) -> Any:
+def scaled(original: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor) -> tf.Tensor:
     """Multiplies a loss by the replica's fraction of the training step.
 
     Args:
@@ -265,7 +264,7 @@ def _weight_of_divisor(divisor: Callable[[], tf.Tensor]) -> tf.Tensor | None:
     return _fraction(divisor(), "divisor_of_loss")
 
 
-def are_even(dataset: Any) -> bool:
+def are_even(dataset: object) -> bool:
     """Whether all replicas of all workers have the same number of rows in each batch, for certain.
 
     The answer is the same on all workers, since the strategy distributes a dataset that all have.
@@ -312,7 +311,7 @@ def _graph() -> tf.Graph | None:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
-def _weight_of_rows(data: Any, are_even: bool) -> tf.Tensor | None:
+def _weight_of_rows(data: Nested, are_even: bool) -> tf.Tensor | None:
     replica = replica_with_peers()
     if replica is None or not _reaches_all_workers(replica.strategy):
         return None
@@ -327,7 +326,7 @@ def _weight_of_rows(data: Any, are_even: bool) -> tf.Tensor | None:
     return _fraction(rows, "rows_of_batch")
 
 
-def rows_in(data: Any) -> tf.Tensor | None:
+def rows_in(data: Nested) -> tf.Tensor | None:
     """Returns the number of rows of a batch, int64[]; `None` if it has no tensors.
 
     Args:
@@ -386,14 +385,18 @@ def _fraction(own: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def _divisor(
-    values: Any, sample_weight: Any, mask: Any, reduction: str | None, dtype: Any
+    values: tf.Tensor,
+    sample_weight: tf.Tensor | None,
+    mask: tf.Tensor | None,
+    reduction: str | None,
+    dtype: str | None,
 ) -> Callable[[], tf.Tensor] | None:
     """Returns a function that makes the number by which Keras divides a loss.
 
     `None` if the number is proportional to the rows, or if the loss is not divided.
     """
 
-    def tensor(value: Any) -> Any:
+    def tensor(value: tf.Tensor | float | None) -> Any:
         of = dtype or ops.convert_to_tensor(values).dtype
         return None if value is None else ops.convert_to_tensor(value, dtype=of)
 

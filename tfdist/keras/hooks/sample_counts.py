@@ -5,10 +5,9 @@ The optimizer counts the step itself, but does not see the batch.
 
 from __future__ import annotations
 
-from typing import Any
-
 from keras.src.trainers.trainer import Trainer
 
+from tfdist._types import KerasOptimizer
 from tfdist.keras.registry import hooks
 from tfdist.observe.metrics.counters import count_samples
 
@@ -21,7 +20,7 @@ def count_rows(original, self, x=None, y=None, y_pred=None, sample_weight=None, 
     return original(self, x, y, y_pred, sample_weight, training)
 
 
-def _is_distributed(optimizer: Any) -> bool:
+def _is_distributed(optimizer: KerasOptimizer) -> bool:
     # A LossScaleOptimizer has it inside.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return hasattr(inner, "is_finite_on_all_ranks")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
+from tfdist._types import KerasLayer
 from tfdist.internals.keras_3 import legacy_h5_format
 from tfdist.keras.embeddings import provided
 from tfdist.keras.hooks.table_gradients import table_of
 from tfdist.keras.registry import hooks
+
+if TYPE_CHECKING:
+    pass
 
 
 @hooks(keras.Model, "export")
@@ -40,7 +44,7 @@ def refuse_whole_hdf5(original, layer):
     return weights
 
 
-def refuse_tables(layer: Any, weights: Any) -> None:
+def refuse_tables(layer: KerasLayer, weights: Any) -> None:
     """Raises ValueError if one of a layer's weights stands for a table."""
     if any(table_of(weight) is not None for weight in weights):
         raise ValueError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 from keras import optimizers
@@ -55,7 +54,9 @@ def update_on_servers(original, self, grads, trainable_variables, learning_rate)
     parameters.stage(variables, grads, learning_rate, self.iterations + 1)
 
 
-def runs_on_servers(optimizer: TFOptimizer, extended: Any, variables: Sequence) -> bool:
+def runs_on_servers(
+    optimizer: TFOptimizer, extended: tf.distribute.StrategyExtended, variables: Sequence
+) -> bool:
     """Whether the servers make this optimizer's steps.
 
     Args:
@@ -89,7 +90,9 @@ def _of_tensorflow(variables: Sequence) -> list[tf.Variable]:
 
 
 def _obstacle(
-    optimizer: TFOptimizer, variables: Sequence[tf.Variable], extended: Any
+    optimizer: TFOptimizer,
+    variables: Sequence[tf.Variable],
+    extended: tf.distribute.StrategyExtended,
 ) -> str | None:
     """Why the servers cannot run the optimizer; `None` if they can."""
     if clipping.clips(optimizer) and extended.shares_batches and extended.clip == "sum":

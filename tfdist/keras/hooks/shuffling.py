@@ -11,13 +11,14 @@ import contextvars
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import Nested
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import Seed, restored, users_seed
+from tfdist.data.strategies import workers_of
 from tfdist.internals.keras_3 import ArrayDataAdapter, PyDataset, PyDatasetAdapter
 from tfdist.internals.tensorflow import ResourceVariable, context
 from tfdist.keras.drawing import note_call
@@ -88,7 +89,7 @@ def common_seed(strategy: tf.distribute.Strategy | None) -> Seed | None:
         return None
     own = users_seed()
     seed = [_DRAWN if own is None else own.value, _drawn()]
-    communicator = getattr(strategy, "communicator", None)
+    communicator = workers_of(strategy)
     if communicator is not None:
         with tf.device("/device:CPU:0"):
             given, drawn = ops.broadcast(
@@ -172,7 +173,7 @@ class ArraySource:
                 changes.enter_context(global_seed(self.seed.value))
             yield
 
-    def _shuffle(self, indices: tf.Tensor, *_: Any, **__: Any) -> tf.Tensor:
+    def _shuffle(self, indices: tf.Tensor, *_: object, **__: object) -> tf.Tensor:
         # A seeded `tf.random.shuffle` of a dataset would give each epoch the same order. The first
         # index tells batches apart that are shuffled one by one.
         key = tf.stack([self._seed + 0, (self._opening + 0) * 2**32 + indices[0]])
@@ -193,7 +194,7 @@ class PyDatasetSource:
     datasets: Sequence[tf.data.Dataset] = ()
     spans_epochs = False
 
-    def __init__(self, data: Any, seed: Seed | None) -> None:
+    def __init__(self, data: PyDataset, seed: Seed | None) -> None:
         self.seed = seed
         self._data = data
         self._order: list[int] | None = None
@@ -249,7 +250,7 @@ class PyDatasetSource:
         """How many batches the opening has; `None` if there is no end."""
         return None if self._order is None else len(self._order) - self._first
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Nested:
         at = self._first + index
         return self._data[at if self._order is None else self._order[at]]
 
@@ -267,7 +268,7 @@ def global_seed(seed: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
     before = vars(owner)[name]
     setattr(owner, name, value)
     try:

@@ -9,11 +9,11 @@ When the step is made, rows and ids are joined again and go to the servers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 from keras.optimizers import LossScaleOptimizer
 
+from tfdist._types import Gradient, KerasVariable
 from tfdist.internals.keras_3 import BaseOptimizer, TFOptimizer, Variable
 from tfdist.keras.hooks.row_accumulator import RowAccumulator
 from tfdist.keras.registry import hooks
@@ -39,7 +39,7 @@ def separate_ids(original, self, grads, trainable_variables=None):
     return original(self, grads, trainable_variables)
 
 
-def _rows_of(optimizer: BaseOptimizer, gradient: Any, table: Any | None) -> Any:
+def _rows_of(optimizer: BaseOptimizer, gradient: Gradient, table: tf.Variable | None) -> Gradient:
     if table is None or not isinstance(gradient, tf.IndexedSlices):
         return gradient
     # The push adds up the rows of one id, unless the optimizer needs the sum before.
@@ -115,7 +115,7 @@ def _prepare_accumulators(optimizer: BaseOptimizer, variables: Sequence) -> None
             optimizer._accumulated_gradients[index] = RowAccumulator(table)
 
 
-def table_of(variable: Any) -> Any | None:
+def table_of(variable: KerasVariable) -> tf.Variable | None:
     """The `TableVariable` that a variable of Keras or TensorFlow is; `None` if it is none."""
     value = variable._value if isinstance(variable, Variable) else variable
     return value if is_table(value) else None

@@ -13,7 +13,7 @@ import io
 import json
 import os
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from keras_tuner.src import errors, utils
@@ -34,8 +34,13 @@ from tfdist.keras.project_files import ProjectFiles, texts_of
 from tfdist.keras.registry import hooks
 from tfdist.keras.searches import ElasticSearchWorkers, FixedWorkers, SearchWorkers
 
+if TYPE_CHECKING:
+    import keras_tuner
+
+    from tfdist.job.job import Job
+
 # The functions of KerasTuner that read and write files know neither a tuner nor a strategy.
-_of_jobs: weakref.WeakKeyDictionary[Any, SearchWorkers] = weakref.WeakKeyDictionary()
+_of_jobs: weakref.WeakKeyDictionary[Job | ElasticJob, SearchWorkers] = weakref.WeakKeyDictionary()
 
 
 def workers() -> SearchWorkers | None:
@@ -235,7 +240,7 @@ def go_on_from_the_shared_directory(original, self, hp):
     return original(self, hp)
 
 
-def _expect_checkpoint(tuner: Any, trial_id: str) -> None:
+def _expect_checkpoint(tuner: keras_tuner.Tuner, trial_id: str) -> None:
     together = workers()
     path = tuner._get_checkpoint_fname(trial_id)
     if together is None or together.leads or not together.files.has(path):
@@ -261,7 +266,7 @@ def show_results_on_rank_0(original, self, trial):
         original(self, trial)
 
 
-def _muted() -> contextlib.AbstractContextManager[Any]:
+def _muted() -> contextlib.AbstractContextManager[object]:
     together = workers()
     if together is None or together.leads:
         return contextlib.nullcontext()

@@ -7,13 +7,13 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from keras.callbacks import BackupAndRestore, ModelCheckpoint
 
 from tfdist import ops
+from tfdist._types import KerasCallback
 from tfdist.keras.callback import replaced
 from tfdist.keras.registry import repairs
 from tfdist.keras.workers import communicator_of, elastic_job_of, rank_of
@@ -69,7 +69,7 @@ _FILES_BEFORE = ("_prev_weights_path", "_prev_training_metadata_path")
 
 
 @contextlib.contextmanager
-def _paths_of_rank(callback: Any) -> Iterator[None]:
+def _paths_of_rank(callback: KerasCallback) -> Iterator[None]:
     """Gives every worker but the chief an empty directory, which is deleted afterwards."""
     if rank_of(callback.model) == 0:
         yield
@@ -81,7 +81,7 @@ def _paths_of_rank(callback: Any) -> Iterator[None]:
             yield
 
 
-def _copy_from_chief(callback: Any) -> None:
+def _copy_from_chief(callback: KerasCallback) -> None:
     """Copies the chief's files to every worker, so that all load the same."""
     communicator = communicator_of(callback.model)
     if communicator is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from keras import tree
@@ -11,10 +11,13 @@ from keras.layers import Layer
 from tfdist.keras.registry import repairs
 from tfdist.keras.workers import replica_with_peers
 
+if TYPE_CHECKING:
+    import numpy as np
+
 _REPLICA = "_tfdist_replica"
 
 
-def _index() -> Any:
+def _index() -> np.ndarray | None:
     """Tells a replica from the others of this process; `None` if there are no others."""
     replica = replica_with_peers()
     if replica is None or len(replica.strategy.extended.worker_devices) < 2:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import types
 
 import tensorflow as tf
 from keras import ops
 
+from tfdist.data.strategies import workers_of
 from tfdist.internals.keras_3 import TFOptimizer, base_optimizer, filter_empty_gradients
 from tfdist.internals.tensorflow import (
     AggregatingVariable,
@@ -24,7 +25,7 @@ _SHARED = (DistributedVariable, AggregatingVariable)
 class _OpsWithCond:
     """`keras.ops` with another `cond`."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: types.ModuleType) -> None:
         self._module = module
 
     def __getattr__(self, name):
@@ -80,7 +81,7 @@ def tell_whose_gradients_are_reduced(original, self, grads_and_vars):
     The state of compression belongs to a variable.
     """
     replica = replica_with_peers()
-    if replica is None or getattr(replica.strategy, "communicator", None) is None:
+    if replica is None or workers_of(replica.strategy) is None:
         return original(self, grads_and_vars)
     pairs = list(grads_and_vars)
     reduced = iter(replica.merge_call(_sum, args=(filter_empty_gradients(pairs),)))

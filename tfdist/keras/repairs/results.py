@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 from keras import tree
 
+from tfdist.data.strategies import workers_of
 from tfdist.internals.keras_3 import TensorFlowTrainer, trainer
 from tfdist.internals.tensorflow import regroup
 from tfdist.keras.models import is_variable, tf_variable
@@ -19,7 +19,9 @@ from tfdist.keras.workers import has_copies, is_ours
 
 _thread = threading.local()
 # By model: its way of making functions, and the function that `predict_on_batch` calls.
-_of_batches: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+_of_batches: weakref.WeakKeyDictionary[TensorFlowTrainer, tuple[tuple, Callable]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @repairs(trainer, "reduce_per_replica")
@@ -34,7 +36,7 @@ def reduce_as_in_one_process(original, values, strategy, reduction):
         return tree.map_structure(
             lambda value: strategy.experimental_local_results(value)[0], values
         )
-    if not is_ours(strategy) or getattr(strategy, "communicator", None) is None:
+    if not is_ours(strategy) or workers_of(strategy) is None:
         return original(values, strategy, reduction)
     values = tree.map_structure(lambda value: _in_replicas(value, strategy), values)
     if reduction in ("auto", "mean"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from keras import Model, tree
 from keras.optimizers import Optimizer
 
+from tfdist._types import KerasModel, KerasOptimizer, KerasVariable, Nested
 from tfdist.internals.keras_3 import TensorFlowTrainer, Trainer, backend, unpack_x_y_sample_weight
 from tfdist.keras.registry import repairs
 from tfdist.keras.workers import has_copies, has_peers, is_ours, trains_on_servers
@@ -74,11 +74,11 @@ def build_before_prediction(original, self, force=False):
     return result
 
 
-def _build_for(model: Any, batch: Any) -> None:
+def _build_for(model: KerasModel, batch: Nested) -> None:
     """Makes a model's variables for a batch that it is to predict."""
     strategy = model._distribute_strategy
 
-    def of_replica(value: Any) -> Any:
+    def of_replica(value: tf.Tensor | tf.distribute.DistributedValues) -> backend.KerasTensor:
         if isinstance(value, tf.distribute.DistributedValues):
             value = strategy.experimental_local_results(value)[0]
         return backend.KerasTensor(value.shape, backend.standardize_dtype(value.dtype))
@@ -89,12 +89,12 @@ def _build_for(model: Any, batch: Any) -> None:
         backend.compute_output_spec(model, tree.map_structure(of_replica, inputs), training=False)
 
 
-def are_built(model: Any, include_self: bool = True) -> bool:
+def are_built(model: KerasModel, include_self: bool = True) -> bool:
     """Whether a model, or all that it consists of, has its variables."""
     return all(layer.built for layer in model._flatten_layers(include_self=include_self))
 
 
-def adopt_metrics(model: Any) -> None:
+def adopt_metrics(model: KerasModel) -> None:
     """Makes the variables of metrics anew that were made outside of the model's scope.
 
     Each worker would log what it has counted itself.
@@ -103,7 +103,7 @@ def adopt_metrics(model: Any) -> None:
         _adopt(metric.variables, model.distribute_strategy)
 
 
-def _adopt_optimizer(optimizer: Any, strategy: Any) -> None:
+def _adopt_optimizer(optimizer: KerasOptimizer, strategy: tf.distribute.Strategy) -> None:
     """Makes the variables of an optimizer anew that were made outside of the model's scope."""
     if not isinstance(optimizer, Optimizer) or not has_copies(strategy):
         return
@@ -112,7 +112,7 @@ def _adopt_optimizer(optimizer: Any, strategy: Any) -> None:
     _adopt_optimizer(getattr(optimizer, "inner_optimizer", None), strategy)
 
 
-def _adopt(variables: Iterable[Any], strategy: Any) -> None:
+def _adopt(variables: Iterable[KerasVariable], strategy: tf.distribute.Strategy) -> None:
     """Makes variables of Keras, which keep their values, variables of a strategy with copies."""
     if not has_copies(strategy):
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -22,11 +22,11 @@ def tell_how_replicas_agree(original, self, value):
         original(self, value)
 
 
-def _creator(options: dict[str, Any]) -> Any:
+def _creator(options: dict[str, object]) -> Callable[..., tf.Variable]:
     return lambda next_creator, **kwargs: next_creator(**{**kwargs, **options})
 
 
-def _options(variable: Variable) -> dict[str, Any]:
+def _options(variable: Variable) -> dict[str, object]:
     if not is_ours(tf.distribute.get_strategy()):
         return {}
     # Of BatchNormalization's statistics: see layers.average_moving_statistics.

@@ -9,9 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.session.adapter import Adapter
+from tfdist._types import KerasModel, Logs
+from tfdist.keras.session.adapter import Adapter, Arguments, Distributor, KerasData
 from tfdist.keras.session.elastic_calls import call_among_members
 from tfdist.keras.session.order import participants_of
+from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.session import FitSession, Session, newest, running
 from tfdist.keras.workers import elastic_job_of
 
@@ -20,7 +22,7 @@ _LOST_PEERS = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)
 
 
 def call(
-    kind: str, keras: Adapter, original: Any, model: Any, args: tuple, kwargs: dict[str, Any]
+    kind: str, keras: Adapter, original: Callable, model: KerasModel, args: tuple, kwargs: Arguments
 ) -> Any:
     """Calls a function of a Keras, with all participants.
 
@@ -42,7 +44,7 @@ def call(
     first = next(iter(bound.arguments))
     given = {name: value for name, value in bound.arguments.items() if name != first}
 
-    def with_arguments(arguments: dict[str, Any]) -> Any:
+    def with_arguments(arguments: Arguments) -> Any:
         bound.arguments.update(arguments)
         return original(*bound.args, **bound.kwargs)
 
@@ -54,7 +56,12 @@ def call(
     return make() if job is None else call_among_members(kind, keras, job, model, given, make)
 
 
-def open_data(keras: Adapter, data: Any, strategy: Any, make: Callable[[Any], None]) -> None:
+def open_data(
+    keras: Adapter,
+    data: KerasData,
+    strategy: tf.distribute.Strategy,
+    make: Callable[[Distributor], None],
+) -> None:
     """Makes an iterator of a Keras, with the participants of the newest call.
 
     Args:
@@ -70,7 +77,7 @@ def open_data(keras: Adapter, data: Any, strategy: Any, make: Callable[[Any], No
 
 
 @contextlib.contextmanager
-def _session_of_data(keras: Adapter, strategy: Any) -> Iterator[Session]:
+def _session_of_data(keras: Adapter, strategy: tf.distribute.Strategy) -> Iterator[Session]:
     session = newest()
     if session is not None and session.strategy is strategy:
         yield session
@@ -81,11 +88,15 @@ def _session_of_data(keras: Adapter, strategy: Any) -> Iterator[Session]:
         yield session
 
 
-def _opening(one: Any, data: Any, make: Callable[[Any], None]) -> Callable[[Any], None]:
+def _opening(
+    one: Participant, data: KerasData, make: Callable[[Distributor], None]
+) -> Callable[[Distributor], None]:
     return lambda strategy: one.open_data(data, strategy, make)
 
 
-def steps_of(data: Any, steps: contextlib.AbstractContextManager[Any]) -> Any:
+def steps_of(
+    data: KerasData, steps: contextlib.AbstractContextManager[None]
+) -> contextlib.AbstractContextManager[None]:
     """Returns a context manager around the steps of the newest call.
 
     Args:
@@ -98,7 +109,7 @@ def steps_of(data: Any, steps: contextlib.AbstractContextManager[Any]) -> Any:
     return steps
 
 
-def results_of(model: Any, logs: Any, make: Callable[[Any], Any]) -> Any:
+def results_of(model: KerasModel, logs: Logs, make: Callable[[Logs], Logs]) -> Logs:
     """Returns the logs of an epoch, of a validation, or of an evaluation.
 
     Args:
@@ -116,7 +127,11 @@ def results_of(model: Any, logs: Any, make: Callable[[Any], Any]) -> Any:
 
 
 def _session(
-    kind: str, keras: Adapter, model: Any, strategy: Any, arguments: dict[str, Any]
+    kind: str,
+    keras: Adapter,
+    model: KerasModel,
+    strategy: tf.distribute.Strategy,
+    arguments: Arguments,
 ) -> Session:
     session_type = FitSession if kind == "fit" else Session
     session = session_type(kind, keras, model, strategy, arguments)

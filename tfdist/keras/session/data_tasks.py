@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
+from tfdist._types import KerasModel
 from tfdist.data.feed import Feed
 from tfdist.keras.callback import Callback
+from tfdist.keras.session.adapter import KerasData
 from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.session import Session
 from tfdist.keras.workers import communicator_of
@@ -38,8 +39,8 @@ class DataTasks(Participant[Session]):
         self.session.add_callback(commit, first=True)
 
     def around_steps(
-        self, steps: contextlib.AbstractContextManager[Any], data: Any
-    ) -> contextlib.AbstractContextManager[Any]:
+        self, steps: contextlib.AbstractContextManager[None], data: KerasData
+    ) -> contextlib.AbstractContextManager[None]:
         """An epoch of data tasks has as many batches as its worker has taken.
 
         Keras ends all epochs of an unknown length after the number of batches of the first one, and
@@ -48,7 +49,9 @@ class DataTasks(Participant[Session]):
         return self._of_any_length(steps, data)
 
     @contextlib.contextmanager
-    def _of_any_length(self, steps: Any, data: Any) -> Iterator[None]:
+    def _of_any_length(
+        self, steps: contextlib.AbstractContextManager[None], data: KerasData
+    ) -> Iterator[None]:
         self.session.keras.forget_batches(data)
         with steps:
             yield
@@ -67,7 +70,7 @@ class _Commit(Callback):
       what: "train", "test" or "predict": validation data within `fit` has a queue of its own.
     """
 
-    def __init__(self, feed: Feed, model: Any, what: str) -> None:
+    def __init__(self, feed: Feed, model: KerasModel, what: str) -> None:
         super().__init__()
         self._feed = feed
         self._what = what

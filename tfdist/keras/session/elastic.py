@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,6 +15,7 @@ from tfdist import ops
 from tfdist.data.order import order_of_each_process
 from tfdist.elastic.job import ElasticJob, Unit
 from tfdist.keras.elastic_state import ElasticFit, state_of_newcomer
+from tfdist.keras.session.adapter import Distributor, KerasData
 from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.positions import positions_in
 from tfdist.keras.session.session import FitSession, Session
@@ -37,7 +37,9 @@ class ElasticPart(Participant[Session]):
         job = elastic_job_of(session.strategy)
         return None if job is None else cls(session, job)
 
-    def open_data(self, data: Any, strategy: Any, make: Callable[[Any], None]) -> None:
+    def open_data(
+        self, data: KerasData, strategy: tf.distribute.Strategy, make: Callable[[Distributor], None]
+    ) -> None:
         """All workers read whole batches; each step cuts them anew."""
         make(WholeBatches)
 
@@ -49,8 +51,8 @@ class ElasticPart(Participant[Session]):
             ElasticFit(self._job, positions).begin()
 
     def around_steps(
-        self, steps: contextlib.AbstractContextManager[Any], data: Any
-    ) -> contextlib.AbstractContextManager[Any]:
+        self, steps: contextlib.AbstractContextManager[None], data: KerasData
+    ) -> contextlib.AbstractContextManager[None]:
         """No member continues before all have done all steps of an epoch."""
         return _agreed(steps, self._job, data)
 
@@ -77,7 +79,7 @@ class WholeBatches:
         return dataset.prefetch(1)
 
     @staticmethod
-    def check(dataset: Any) -> None:
+    def check(dataset: object) -> None:
         """Raises ValueError if a dataset was distributed before Keras got it."""
         if not isinstance(dataset, tf.data.Dataset):
             raise ValueError(
@@ -87,7 +89,9 @@ class WholeBatches:
 
 
 @contextlib.contextmanager
-def _agreed(steps: Any, job: ElasticJob, data: Any) -> Iterator[None]:
+def _agreed(
+    steps: contextlib.AbstractContextManager[None], job: ElasticJob, data: KerasData
+) -> Iterator[None]:
     """Waits at the end of an epoch's steps until all members have done them.
 
     After steps of training the members' variables are equal, or the worker ends whose differ.

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import KerasCallback, KerasModel, Nested
 from tfdist.elastic.data_values import values_of
 from tfdist.elastic.job import ElasticJob, LeftBehindError, Unit
 from tfdist.elastic.plain_values import decode, encode
@@ -24,7 +25,7 @@ from tfdist.keras import random_state
 from tfdist.keras.drawing import drawn, go_to
 from tfdist.keras.elastic_records import check_subject, ends_if_wrong, kept_record, restored
 from tfdist.keras.elastic_state import ElasticFit, LeftOut
-from tfdist.keras.session.adapter import Adapter
+from tfdist.keras.session.adapter import Adapter, Arguments
 
 _log = logging.getLogger("tfdist.elastic")
 # How a call fails that the members cannot continue with.
@@ -33,15 +34,12 @@ _LOST_MEMBERS = (
     tf.errors.UnavailableError,
     tf.errors.DeadlineExceededError,
 )
-Arguments = Mapping[str, Any]
-
-
 Make = Callable[[], Any]
 
 
 def call_among_members(
-    kind: str, keras: Adapter, job: ElasticJob, model: Any, arguments: Arguments, make: Make
-) -> Any:
+    kind: str, keras: Adapter, job: ElasticJob, model: KerasModel, arguments: Arguments, make: Make
+) -> Nested:
     """Makes a call of `fit`, `evaluate` or `predict` as far as the members of a job need it.
 
     A newcomer leaves out the calls that the members have ended, and takes what they have left. A
@@ -60,7 +58,9 @@ def call_among_members(
     return _result(kind, job, model, arguments, make)
 
 
-def _fit(history_type: type, job: ElasticJob, model: Any, arguments: Arguments, make: Make) -> Any:
+def _fit(
+    history_type: type, job: ElasticJob, model: KerasModel, arguments: Arguments, make: Make
+) -> KerasCallback:
     outer = job.state
     data = _data_of(arguments)
     with job.calls.call("fit"), _comparing(job, arguments), _ends_without_members(job):
@@ -107,7 +107,7 @@ def _ends_without_members(job: ElasticJob) -> Iterator[None]:
         raise
 
 
-def _fit_or_join(job: ElasticJob, model: Any, make: Make) -> Any:
+def _fit_or_join(job: ElasticJob, model: KerasModel, make: Make) -> KerasCallback:
     """Makes a `fit` together with the members.
 
     Raises:
@@ -129,7 +129,7 @@ def _fit_or_join(job: ElasticJob, model: Any, make: Make) -> Any:
             _log.warning("%s; joining them again", error)
 
 
-def _end_of_fit(job: ElasticJob, model: Any) -> None:
+def _end_of_fit(job: ElasticJob, model: KerasModel) -> None:
     """Waits until all members are here, and compares what they have trained."""
     state = job.state
     if isinstance(state, ElasticFit) and state.model is model and state.has_contents:
@@ -154,12 +154,12 @@ def _meet(job: ElasticJob, where: str) -> None:
     job.run(Unit(where, agree))
 
 
-def _data_of(arguments: Arguments) -> list[Any]:
+def _data_of(arguments: Arguments) -> list[object]:
     """The data that a call of Keras reads: of training, and of validation."""
     return [arguments.get("x"), arguments.get("validation_data")]
 
 
-def _draw_as_members(job: ElasticJob, data: Sequence[Any], draws: Sequence[int]) -> None:
+def _draw_as_members(job: ElasticJob, data: Sequence[object], draws: Sequence[int]) -> None:
     """Makes data that a call has not read continue as if it had.
 
     Raises:
@@ -178,14 +178,18 @@ def _draw_as_members(job: ElasticJob, data: Sequence[Any], draws: Sequence[int])
         )
 
 
-def _record_of_fit(job: ElasticJob, model: Any, history: Any, draws: list[int]) -> Record:
+def _record_of_fit(
+    job: ElasticJob, model: KerasModel, history: KerasCallback, draws: list[int]
+) -> Record:
     state = job.state
     if not isinstance(state, ElasticFit) or state.model is not model:
         return failed("fit", f"{model.name!r} has trained no step together with others")
     return state.record(history.history, history.epoch, draws)
 
 
-def _result(kind: str, job: ElasticJob, model: Any, arguments: Arguments, make: Make) -> Any:
+def _result(
+    kind: str, job: ElasticJob, model: KerasModel, arguments: Arguments, make: Make
+) -> Nested:
     data = _data_of(arguments)
     with job.calls.call(kind), _ends_without_members(job):
         if job.calls.is_inner:
@@ -218,9 +222,9 @@ def _result(kind: str, job: ElasticJob, model: Any, arguments: Arguments, make: 
 
 
 def _record_of_result(
-    job: ElasticJob, kind: str, model: Any, result: Any, draws: list[int]
+    job: ElasticJob, kind: str, model: KerasModel, result: Nested, draws: list[int]
 ) -> Record:
-    rest: dict[str, Any] = {
+    rest: dict[str, object] = {
         "random": np.frombuffer(random_state.packed(), np.uint8),
         "draws": draws,
     }
@@ -231,7 +235,7 @@ def _record_of_result(
     return kept_record(job.records, kind, _subject(model), rest, [], job.calls)
 
 
-def _subject(model: Any) -> dict[str, str]:
+def _subject(model: KerasModel) -> dict[str, str]:
     return {"class of the model": type(model).__name__}
 
 
@@ -239,7 +243,9 @@ def _why_not_again(job: ElasticJob) -> str | None:
     return job.state.why_not_again() if isinstance(job.state, ElasticFit) else None
 
 
-def _history(kind: type, model: Any, logs: dict[str, list[float]], epochs: list[int]) -> Any:
+def _history(
+    kind: type, model: KerasModel, logs: dict[str, list[float]], epochs: list[int]
+) -> KerasCallback:
     """The result of a `fit` that other members have made."""
     history = kind()
     history.set_model(model)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from tfdist.job import process
+from tfdist.keras.session.adapter import KerasData
 from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.session import Session
 from tfdist.keras.workers import is_ours
@@ -30,13 +30,15 @@ class EpochLengths(Participant[Session]):
         return cls(session) if process.current.cluster("fit").data_dispatcher else None
 
     def around_steps(
-        self, steps: contextlib.AbstractContextManager[Any], data: Any
-    ) -> contextlib.AbstractContextManager[Any]:
+        self, steps: contextlib.AbstractContextManager[None], data: KerasData
+    ) -> contextlib.AbstractContextManager[None]:
         """The iterator forgets the number of batches of this epoch."""
         return self._of_any_length(steps, data)
 
     @contextlib.contextmanager
-    def _of_any_length(self, steps: Any, data: Any) -> Iterator[None]:
+    def _of_any_length(
+        self, steps: contextlib.AbstractContextManager[None], data: KerasData
+    ) -> Iterator[None]:
         keras = self.session.keras
         known = keras.known_batches(data)
         with steps:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from tfdist._types import KerasModel, KerasVariable, Logs
 from tfdist.job import process
 from tfdist.keras.callback import Callback
 from tfdist.keras.session.participant import Participant
@@ -27,13 +28,16 @@ from tfdist.keras.workers import is_on_servers, trains_on_servers
 from tfdist.ps.epochs.metric_states import MetricStates, StateError
 from tfdist.ps.epochs.rounds import END, FIT_END, TRAINING, VALIDATION, Key, RoundResult
 
+if TYPE_CHECKING:
+    from tfdist.ps.worker import PsWorker
+
 _log = logging.getLogger("tfdist")
 
 
 class EpochMetrics(Participant[FitSession]):
     """Ends the epochs of the outermost `fit` on all workers of parameter servers together."""
 
-    def __init__(self, session: FitSession, member: Any) -> None:
+    def __init__(self, session: FitSession, member: PsWorker) -> None:
         super().__init__(session)
         self.model = session.model
         self._member = member
@@ -51,7 +55,7 @@ class EpochMetrics(Participant[FitSession]):
             return None
         if member is None or not member.has_others or not trains_on_servers(session.strategy):
             return None
-        return cls(session, member)
+        return cls(session, cast("PsWorker", member))  # a LocalPsWorker has no others
 
     def begin_call(self) -> None:
         """Runs a callback after the user's, which may want to stop."""
@@ -61,7 +65,7 @@ class EpochMetrics(Participant[FitSession]):
         """Notes the number of the epoch, which its callbacks also see at its end."""
         self._epoch = self.session.epoch
 
-    def results(self, logs: Any, make: Callable[[Any], Any], *, of_validation: bool) -> Any:
+    def results(self, logs: Logs, make: Callable[[Logs], Logs], *, of_validation: bool) -> Logs:
         """Logs the metrics of all workers; of a validation, the mean of their evaluations."""
         own = make(logs)
         all_logs = self._combined(own, logs, VALIDATION if of_validation else TRAINING)
@@ -72,7 +76,7 @@ class EpochMetrics(Participant[FitSession]):
         # A worker that has made no step has no logs, but the others' metrics.
         return make(logs) if logs else self.model.get_metrics_result()
 
-    def _combined(self, own: Any, logs: Any, phase: int) -> Any:
+    def _combined(self, own: Logs, logs: Logs, phase: int) -> Logs | None:
         """Gives the model's metrics the states of all workers.
 
         Args:
@@ -158,13 +162,13 @@ class _EndOfEpoch(Callback):
         self._metrics.meet_after_callbacks()
 
 
-def _variables(model: Any) -> list[Any]:
+def _variables(model: KerasModel) -> list[KerasVariable]:
     """The variables of a model's metrics, each once, without the servers' variables."""
     found = {id(v): v for metric in model.metrics for v in metric.variables}
     return [v for v in found.values() if not is_on_servers(getattr(v, "_value", v))]
 
 
-def _numbers(logs: Any) -> dict[str, np.ndarray]:
+def _numbers(logs: Logs) -> dict[str, np.ndarray]:
     """The numbers among the logs of a step, by name, sorted by name."""
     numbers = {}
     for name in sorted(logs) if isinstance(logs, dict) else ():
@@ -173,7 +177,7 @@ def _numbers(logs: Any) -> dict[str, np.ndarray]:
     return numbers
 
 
-def _aggregation(variable: Any) -> str:
+def _aggregation(variable: KerasVariable) -> str:
     """How replicas' values are combined: Keras 3 has a name, TensorFlow an enumeration."""
     declared = getattr(variable, "aggregation", None)
     name = str(getattr(declared, "name", declared)).lower()

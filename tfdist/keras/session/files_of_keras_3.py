@@ -11,12 +11,12 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 from keras.callbacks import BackupAndRestore, ModelCheckpoint
 
 from tfdist import atomic_files
+from tfdist._types import FilePath, KerasCallback, Logs
 from tfdist.data import checkpoints
 from tfdist.keras import backups, exchange, rank_zero
 from tfdist.keras.callback import replaced
@@ -33,7 +33,7 @@ _DECIDE = ("on_epoch_begin", "on_epoch_end", "on_train_batch_end", "_should_save
 _KEPT = 3
 
 
-def back_up(callback: Any, save: Callable[[], None]) -> None:
+def back_up(callback: KerasCallback, save: Callable[[], None]) -> None:
     """Saves a backup.
 
     Args:
@@ -50,7 +50,11 @@ def back_up(callback: Any, save: Callable[[], None]) -> None:
 
 
 def save_checkpoint(
-    callback: Any, epoch: int, batch: Any, logs: Any, save: Callable[[], None]
+    callback: KerasCallback,
+    epoch: int,
+    batch: int | None,
+    logs: Logs | None,
+    save: Callable[[], None],
 ) -> None:
     """Saves a checkpoint.
 
@@ -73,7 +77,7 @@ def save_checkpoint(
     rank_zero.meet(callback)
 
 
-def restore(callback: Any, begin: Callable[[], None]) -> None:
+def restore(callback: KerasCallback, begin: Callable[[], None]) -> None:
     """Restores a backup when `fit` begins, or leaves it to the beginning of an elastic one.
 
     Args:
@@ -89,7 +93,7 @@ def restore(callback: Any, begin: Callable[[], None]) -> None:
     begin()
 
 
-def load(callback: Any, load_model: Callable[[], None]) -> None:
+def load(callback: KerasCallback, load_model: Callable[[], None]) -> None:
     """Loads a backup, and lets `fit` and the data tasks continue from it.
 
     Args:
@@ -104,7 +108,7 @@ def load(callback: Any, load_model: Callable[[], None]) -> None:
     checkpoints.restore(path.read_text() if is_chief and path.exists() else "")
 
 
-def delete(callback: Any, end: Callable[[], None]) -> None:
+def delete(callback: KerasCallback, end: Callable[[], None]) -> None:
     """Deletes a backup when `fit` has ended.
 
     Args:
@@ -124,7 +128,7 @@ def delete(callback: Any, end: Callable[[], None]) -> None:
     rank_zero.by_rank_0(callback.model, what, end_if_own)
 
 
-def _load_with_position(callback: Any, load_model: Callable[[], None]) -> None:
+def _load_with_position(callback: KerasCallback, load_model: Callable[[], None]) -> None:
     positions = positions_of(callback.model)
     if positions is None:
         load_model()
@@ -147,7 +151,7 @@ def _load_with_position(callback: Any, load_model: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def _with_tasks(callback: Any) -> Iterator[None]:
+def _with_tasks(callback: KerasCallback) -> Iterator[None]:
     """Within it a backup also has the state of the data tasks; servers' snapshots have it, too."""
     if trains_on_servers(callback.model.distribute_strategy) or not checkpoints.is_needed():
         yield
@@ -166,14 +170,14 @@ def _with_tasks(callback: Any) -> Iterator[None]:
             old.unlink(missing_ok=True)
 
 
-def _path_of_tasks(callback: Any) -> Path:
+def _path_of_tasks(callback: KerasCallback) -> Path:
     """The file of the data tasks' state at the model's step."""
     step = int(callback.model.optimizer.iterations.numpy())
     return Path(callback.backup_dir, f"tasks-{step}.json")
 
 
 @contextlib.contextmanager
-def _backup_with_position(callback: Any) -> Iterator[None]:
+def _backup_with_position(callback: KerasCallback) -> Iterator[None]:
     """Within it a backup has the training's state, and the one before it is kept, not copied."""
     if positions_of(callback.model) is None:
         yield
@@ -189,7 +193,7 @@ def _backup_with_position(callback: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_position(
-    callback: Any, of_all: Callable[[Positions], bool], former: Any = None
+    callback: KerasCallback, of_all: Callable[[Positions], bool], former: FilePath | None = None
 ) -> Iterator[None]:
     """Within it a callback saves its model with the training's state, of all workers if told so.
 
@@ -213,7 +217,11 @@ def _with_position(
 
 
 def _note_save(
-    callback: Any, epoch: int, batch: Any, logs: Any, decide: Callable[[], None]
+    callback: KerasCallback,
+    epoch: int,
+    batch: int | None,
+    logs: Logs | None,
+    decide: Callable[[], None],
 ) -> None:
     """Lets a `ModelCheckpoint` decide whether to save, and notes what rank 0 saves."""
     saves = NotedSaves(callback.model)
@@ -235,7 +243,7 @@ def _note_save(
     _by_rank_0_here(callback, path, save)
 
 
-def _state_here(callback: Any) -> Callable[[], TrainingState] | None:
+def _state_here(callback: KerasCallback) -> Callable[[], TrainingState] | None:
     """Returns a function that returns the training's state at this place."""
     positions = positions_of(callback.model)
     if positions is None:
@@ -246,7 +254,7 @@ def _state_here(callback: Any) -> Callable[[], TrainingState] | None:
     return lambda: state
 
 
-def _by_rank_0_here(callback: Any, what: str, save: Callable[[], None]) -> None:
+def _by_rank_0_here(callback: KerasCallback, what: str, save: Callable[[], None]) -> None:
     """Lets rank 0 of an elastic job save what a model is now.
 
     Workers that train alone between two rounds make further steps before they meet. A save that

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from tf_keras.callbacks import BackupAndRestore, ModelCheckpoint
 
+from tfdist._types import KerasCallback
 from tfdist.data.position import InputPosition
 from tfdist.keras import rank_zero
 from tfdist.keras.callback import replaced
@@ -19,6 +20,9 @@ from tfdist.keras.session.positions import positions_of
 from tfdist.keras.session.positions_of_tf_keras import TfKerasPositions
 from tfdist.keras.tf_keras_backups import Backups
 from tfdist.keras.workers import elastic_job_of, local_updates_of, rank_of, term_of
+
+if TYPE_CHECKING:
+    from tfdist.internals.tf_keras import WorkerTrainingState
 
 _log = logging.getLogger("tfdist")
 _DECIDE = ("on_epoch_begin", "on_epoch_end", "on_train_batch_end")
@@ -45,7 +49,7 @@ class _SavedPosition(tf.train.experimental.PythonState):
         self.value = InputPosition.from_json(text) if text else None
 
 
-def keep_former(state: Any) -> None:
+def keep_former(state: WorkerTrainingState) -> None:
     """Makes a `WorkerTrainingState`, which was made, keep the backup before the newest one."""
     if state._enable_save_before_preemption:
         return
@@ -59,12 +63,12 @@ def keep_former(state: Any) -> None:
         reads.checkpoint.tfdist_position = state.tfdist_position
 
 
-def is_left_to_begin_of_fit(state: Any) -> bool:
+def is_left_to_begin_of_fit(state: WorkerTrainingState) -> bool:
     """Whether a `WorkerTrainingState` is restored when all members are together, not now."""
     return _is_elastic(state) and not getattr(state, "tfdist_restores_for_all", False)
 
 
-def back_up(state: Any, epoch: int, batch: int, save: Callable[..., None]) -> None:
+def back_up(state: WorkerTrainingState, epoch: int, batch: int, save: Callable[..., None]) -> None:
     """Saves a backup.
 
     Args:
@@ -91,7 +95,7 @@ def back_up(state: Any, epoch: int, batch: int, save: Callable[..., None]) -> No
     rank_zero.by_rank_0(state._model, what, back_up_here)
 
 
-def delete(state: Any, delete_backup: Callable[[], None]) -> None:
+def delete(state: WorkerTrainingState, delete_backup: Callable[[], None]) -> None:
     """Deletes the backup of a `WorkerTrainingState` when `fit` has ended."""
 
     def delete_own() -> None:
@@ -102,12 +106,12 @@ def delete(state: Any, delete_backup: Callable[[], None]) -> None:
     rank_zero.by_rank_0(state._model, "the end of the backup", delete_own)
 
 
-def save_checkpoint(callback: Any, path: str, save: Callable[[], None]) -> None:
+def save_checkpoint(callback: KerasCallback, path: str, save: Callable[[], None]) -> None:
     """Saves the checkpoint of a `ModelCheckpoint`."""
     rank_zero.by_rank_0(callback.model, path, save)
 
 
-def meet_after_save(callback: Any, save: Callable[[], None]) -> None:
+def meet_after_save(callback: KerasCallback, save: Callable[[], None]) -> None:
     """Lets a `ModelCheckpoint` decide, and save, and waits for the members."""
     is_silent = rank_zero.is_left_to_rank_0(callback.model)
     with replaced(callback, verbose=0 if is_silent else callback.verbose):
@@ -115,12 +119,12 @@ def meet_after_save(callback: Any, save: Callable[[], None]) -> None:
     meet(callback)
 
 
-def meet(callback: Any) -> None:
+def meet(callback: KerasCallback) -> None:
     """Waits until rank 0 has made the callback's call, or its successor has made it again."""
     rank_zero.meet(callback)
 
 
-def warn_within_round(callback: Any, epoch: int, batch: int) -> None:
+def warn_within_round(callback: KerasCallback, epoch: int, batch: int) -> None:
     """Warns once if a backup is made within a round of `LocalUpdateStrategy`."""
     local = local_updates_of(callback.model.distribute_strategy)
     is_told = getattr(callback, "_tfdist_is_told", False)
@@ -136,7 +140,7 @@ def warn_within_round(callback: Any, epoch: int, batch: int) -> None:
     )
 
 
-def _is_elastic(state: Any) -> bool:
+def _is_elastic(state: WorkerTrainingState) -> bool:
     return elastic_job_of(state._model.distribute_strategy) is not None
 
 

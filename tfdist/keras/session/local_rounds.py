@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from tfdist._types import Logs
 from tfdist.keras.elastic_local_steps import LocalElasticStep
 from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.preemption import Preemption
@@ -25,11 +25,12 @@ class LocalRounds(Participant[FitSession]):
             return None
         return cls(session)
 
-    def results(self, logs: Any, make: Callable[[Any], Any], *, of_validation: bool) -> Any:
+    def results(self, logs: Logs, make: Callable[[Logs], Logs], *, of_validation: bool) -> Logs:
         """Synchronizes the workers; the logs have the residuals of the rule, if it has some."""
         if of_validation:
             return make(logs)
-        local: Any = local_updates_of(self.session.strategy)
+        local = local_updates_of(self.session.strategy)
+        assert local is not None
         step = getattr(self.session.model.train_function, "elastic_step", None)
         if isinstance(step, LocalElasticStep):
             step.end_round()

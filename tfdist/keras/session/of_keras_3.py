@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 from keras.callbacks import BackupAndRestore, CallbackList, History, ModelCheckpoint, ProgbarLogger
 
+from tfdist._types import KerasCallback
+from tfdist.data.feed import Feed
 from tfdist.data.iterators import plain
 from tfdist.data.pipeline import feed_of, tracked
+from tfdist.data.strategies import WorkerInput
 from tfdist.internals.keras_3 import TensorFlowTrainer, TFDatasetAdapter, TFEpochIterator
 from tfdist.keras.hooks.shuffling import for_strategy
 from tfdist.keras.registry import hooks
 from tfdist.keras.session import calls, files_of_keras_3
+from tfdist.keras.session.adapter import KerasData
 from tfdist.keras.session.elastic import WholeBatches
 from tfdist.keras.session.positions import Positions
 from tfdist.keras.session.positions_of_keras_3 import Keras3Positions
 from tfdist.keras.session.session import (
     FitSession,
+    Session,
     fit_of_callbacks,
     fit_that_reads,
     newest_fit,
@@ -32,21 +35,21 @@ class Keras3:
     history_type = History
     of_each_worker: tuple[type, ...] = (ProgbarLogger,)
 
-    def positions(self, session: Any) -> Positions | None:
+    def positions(self, session: Session) -> Positions | None:
         """See `Adapter`."""
         return Keras3Positions(session) if isinstance(session, FitSession) else None
 
-    def feed_of(self, x: Any) -> Any:
+    def feed_of(self, x: object) -> Feed | None:
         """See `Adapter`."""
         return feed_of(x)
 
-    def count_own_batches(self, data: Any, extended: Any) -> None:
+    def count_own_batches(self, data: KerasData, extended: WorkerInput) -> None:
         """See `Adapter`. Else `fit` would warn that the data ended early."""
         if extended.deals_out(getattr(data.data_adapter, "_dataset", None)):
             data.data_adapter = _DealtAdapter(data.data_adapter, extended)
             data._num_batches = data.data_adapter.num_batches
 
-    def forget_batches(self, data: Any) -> None:
+    def forget_batches(self, data: KerasData) -> None:
         """See `Adapter`."""
         deals_tasks = feed_of(getattr(data.data_adapter, "_dataset", None)) is not None
         if deals_tasks and not data.steps_per_epoch:
@@ -54,15 +57,15 @@ class Keras3:
             data._current_iterator = None
             data._interrupted_warning = lambda: None
 
-    def known_batches(self, data: Any) -> int | None:
+    def known_batches(self, data: KerasData) -> int | None:
         """See `Adapter`."""
         return data._num_batches
 
-    def expect_batches(self, data: Any, batches: int | None) -> None:
+    def expect_batches(self, data: KerasData, batches: int | None) -> None:
         """See `Adapter`."""
         data._num_batches = batches
 
-    def save(self, backup: Any, epoch: int, batch: int | None) -> None:
+    def save(self, backup: KerasCallback, epoch: int, batch: int | None) -> None:
         """See `Adapter`."""
         # It counts epochs from 0 again after it was restored, until one ends.
         backup._current_epoch = epoch
@@ -70,11 +73,11 @@ class Keras3:
             backup._last_batch_seen = batch
         backup._save_model()
 
-    def save_here(self, backup: Any, positions: Positions) -> None:
+    def save_here(self, backup: KerasCallback, positions: Positions) -> None:
         """See `Adapter`."""
         backup._save_model()
 
-    def restore(self, backup: Any, positions: Positions) -> None:
+    def restore(self, backup: KerasCallback, positions: Positions) -> None:
         """See `Adapter`."""
         backup.restores_for_all = True
         backup.on_train_begin()
@@ -83,7 +86,7 @@ class Keras3:
 class _DealtAdapter:
     """A data adapter whose batches are dealt to several workers."""
 
-    def __init__(self, adapter: Any, extended: Any) -> None:
+    def __init__(self, adapter: TFDatasetAdapter, extended: WorkerInput) -> None:
         self._adapter = adapter
         self._extended = extended
 
@@ -135,7 +138,7 @@ def count_records(original, self, dataset, *args, **kwargs):
 def open_data(original, self, distribute_strategy=None, *args, **kwargs):
     """Participants decide how data is distributed, and count how often it is opened."""
 
-    def make(strategy: Any) -> None:
+    def make(strategy: tf.distribute.Strategy) -> None:
         with for_strategy(strategy):
             original(self, strategy, *args, **kwargs)
         # Steps are made of the strategy of the model.
@@ -281,6 +284,6 @@ def save_checkpoint(original, self, epoch, batch, logs):
     )
 
 
-def _positions_that_read(data: Any) -> Keras3Positions | None:
+def _positions_that_read(data: KerasData) -> Keras3Positions | None:
     session = fit_that_reads(data)
     return None if session is None else session.participant(Keras3Positions)

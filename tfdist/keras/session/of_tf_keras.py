@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 import tf_keras
 from tf_keras.callbacks import BackupAndRestore, History, ModelCheckpoint, ProgbarLogger
 
+from tfdist._types import KerasCallback
+from tfdist.data.strategies import WorkerInput
 from tfdist.internals.tf_keras import CallbackList, DataHandler, WorkerTrainingState
 from tfdist.keras.own_state import OwnState
 from tfdist.keras.registry import hooks
 from tfdist.keras.session import calls, files_of_tf_keras
+from tfdist.keras.session.adapter import KerasData
 from tfdist.keras.session.elastic import WholeBatches
 from tfdist.keras.session.positions import Positions, positions_of
 from tfdist.keras.session.positions_of_tf_keras import TfKerasPositions
 from tfdist.keras.session.session import (
     FitSession,
+    Session,
     fit_of,
     fit_of_callbacks,
     fit_that_reads,
@@ -34,31 +36,31 @@ class TfKeras:
     history_type = History
     of_each_worker: tuple[type, ...] = (ProgbarLogger,)
 
-    def positions(self, session: Any) -> Positions | None:
+    def positions(self, session: Session) -> Positions | None:
         """See `Adapter`."""
         if not isinstance(session, FitSession) or elastic_job_of(session.strategy) is None:
             return None
         return TfKerasPositions(session)
 
-    def feed_of(self, x: Any) -> Any:
+    def feed_of(self, x: object) -> None:
         """See `Adapter`; it knows no data tasks."""
         return None
 
-    def count_own_batches(self, data: Any, extended: Any) -> None:
+    def count_own_batches(self, data: KerasData, extended: WorkerInput) -> None:
         """See `Adapter`; `count_own_batches` below does, before the data is distributed."""
 
-    def forget_batches(self, data: Any) -> None:
+    def forget_batches(self, data: KerasData) -> None:
         """See `Adapter`."""
 
-    def known_batches(self, data: Any) -> int | None:
+    def known_batches(self, data: KerasData) -> int | None:
         """See `Adapter`."""
         return data._inferred_steps
 
-    def expect_batches(self, data: Any, batches: int | None) -> None:
+    def expect_batches(self, data: KerasData, batches: int | None) -> None:
         """See `Adapter`."""
         data._inferred_steps = batches
 
-    def save(self, backup: Any, epoch: int, batch: int | None) -> None:
+    def save(self, backup: KerasCallback, epoch: int, batch: int | None) -> None:
         """See `Adapter`."""
         state = getattr(backup, "_training_state", None)
         if state is None:
@@ -74,12 +76,12 @@ class TfKeras:
         state._ckpt_saved_batch.assign(batch)
         state.back_up(epoch, batch)
 
-    def save_here(self, backup: Any, positions: Positions) -> None:
+    def save_here(self, backup: KerasCallback, positions: Positions) -> None:
         """See `Adapter`."""
         position = positions.position
         backup._training_state.back_up(position.epoch, position.batch)
 
-    def restore(self, backup: Any, positions: Positions) -> None:
+    def restore(self, backup: KerasCallback, positions: Positions) -> None:
         """See `Adapter`; continues after the batch that was saved."""
         state = backup._training_state
         state.tfdist_restores_for_all = True
@@ -130,7 +132,7 @@ def open_data(original, self, strategy, x, steps_per_epoch, class_weight, distri
         original(self, strategy, x, steps_per_epoch, class_weight, distribute)
         return
 
-    def make(strategy: Any) -> None:
+    def make(strategy: tf.distribute.Strategy) -> None:
         original(self, strategy, x, steps_per_epoch, class_weight, distribute)
         WholeBatches.check(self._dataset)
 

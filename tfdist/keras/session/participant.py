@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from tfdist._types import Logs
+from tfdist.keras.session.adapter import Distributor, KerasData
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 # A `Session`, or a `FitSession` of participants that take part in `fit` alone.
 _S = TypeVar("_S")
@@ -48,7 +54,9 @@ class Participant(Generic[_S]):
     def begin_call(self) -> None:
         """Begins the call; may change its arguments, and enter contexts until it is over."""
 
-    def open_data(self, data: Any, strategy: Any, make: Callable[[Any], None]) -> None:
+    def open_data(
+        self, data: KerasData, strategy: tf.distribute.Strategy, make: Callable[[Distributor], None]
+    ) -> None:
         """Makes Keras's iterator of the data of this call, or of the validation of a `fit`.
 
         Args:
@@ -67,12 +75,12 @@ class Participant(Generic[_S]):
     def begin_epoch(self) -> None:
         """Begins an epoch, before its callbacks."""
 
-    def after_step(self, logs: Any) -> None:
+    def after_step(self, logs: Logs | None) -> None:
         """Ends a step of training, after its callbacks."""
 
     def around_steps(
-        self, steps: contextlib.AbstractContextManager[Any], data: Any
-    ) -> contextlib.AbstractContextManager[Any]:
+        self, steps: contextlib.AbstractContextManager[None], data: KerasData
+    ) -> contextlib.AbstractContextManager[None]:
         """Returns a context manager around the steps of an epoch, of `evaluate` or of `predict`.
 
         Args:
@@ -81,7 +89,7 @@ class Participant(Generic[_S]):
         """
         return steps
 
-    def results(self, logs: Any, make: Callable[[Any], Any], *, of_validation: bool) -> Any:
+    def results(self, logs: Logs, make: Callable[[Logs], Logs], *, of_validation: bool) -> Logs:
         """Returns the logs of an epoch, or of its validation.
 
         Args:
@@ -91,7 +99,7 @@ class Participant(Generic[_S]):
         """
         return make(logs)
 
-    def after_validation_step(self, logs: Any) -> None:
+    def after_validation_step(self, logs: Logs | None) -> None:
         """Ends a step of a validation, after its callbacks."""
 
     def end_epoch(self) -> None:

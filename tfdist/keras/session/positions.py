@@ -7,14 +7,15 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
 
+from tfdist._types import DistributedData, KerasModel, Logs
 from tfdist.data.openings import Openings, Target
 from tfdist.data.position import InputPosition
 from tfdist.errors import TfdistError
 from tfdist.keras import exchange
 from tfdist.keras.drawing import drawing
 from tfdist.keras.own_state import OwnState
+from tfdist.keras.session.adapter import KerasData
 from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.session import FitSession, Session, fits
 from tfdist.keras.training_state import TrainingState
@@ -41,7 +42,7 @@ class Positions(Participant[FitSession], abc.ABC):
         self._start: TrainingState | None = None
         self._is_before_step = False
 
-    def read(self, data: Any, openings: Openings) -> None:
+    def read(self, data: KerasData, openings: Openings) -> None:
         """Takes the training data: Keras's iterator, and the data that it opens."""
         self.session.data, self._openings = data, openings
         # Data that is read in between draws orders, too.
@@ -67,7 +68,7 @@ class Positions(Participant[FitSession], abc.ABC):
             if hasattr(callback, "_last_batch_seen"):
                 callback._last_batch_seen = self._start.position.batch - 1
 
-    def results(self, logs: Any, make: Callable[[Any], Any], *, of_validation: bool) -> Any:
+    def results(self, logs: Logs, make: Callable[[Logs], Logs], *, of_validation: bool) -> Logs:
         """An epoch that was interrupted after its last batch is logged as any other."""
         if not logs and not of_validation and self.resumed is not None:
             return self.model.get_metrics_result()
@@ -79,7 +80,7 @@ class Positions(Participant[FitSession], abc.ABC):
 
     @property
     @abc.abstractmethod
-    def dataset(self) -> Any:
+    def dataset(self) -> DistributedData:
         """The data that Keras's iterator opens."""
 
     @property
@@ -249,7 +250,7 @@ def positions_in(session: Session) -> Positions | None:
     return next((one for one in session.participants if isinstance(one, Positions)), None)
 
 
-def positions_of(model: Any) -> Positions | None:
+def positions_of(model: KerasModel) -> Positions | None:
     """The position of the newest `fit` of a model, if there is one whose data is known."""
     for fit in reversed(fits()):
         positions = positions_in(fit)

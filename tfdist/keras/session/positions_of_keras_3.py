@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
+from tfdist._types import DistributedData
 from tfdist.data.openings import Openings, source_of
 from tfdist.data.rows import rows_of
 from tfdist.internals.keras_3 import ArrayDataAdapter, GeneratorDataAdapter
+from tfdist.keras.session.adapter import Distributor, KerasData
 from tfdist.keras.session.positions import Positions
 from tfdist.keras.training_state import rows_in
 from tfdist.ops.trace import events
@@ -28,7 +29,9 @@ class Keras3Positions(Positions):
 
         self.session.call_at_end(forget)
 
-    def open_data(self, data: Any, strategy: Any, make: Callable[[Any], None]) -> None:
+    def open_data(
+        self, data: KerasData, strategy: tf.distribute.Strategy, make: Callable[[Distributor], None]
+    ) -> None:
         """Counts the openings of the training data, which `fit` prepares first."""
         is_trained_on = self.session.data is None
         make(strategy)
@@ -47,7 +50,7 @@ class Keras3Positions(Positions):
             openings.source.spans_epochs = data.steps_per_epoch is not None
         self.read(data, openings)
 
-    def opened(self, dataset: Any) -> Any:
+    def opened(self, dataset: DistributedData) -> Iterable | None:
         """Returns an iterable that opens the training data at its position.
 
         Args:
@@ -78,7 +81,7 @@ class Keras3Positions(Positions):
             session.step_is_done()
 
     @property
-    def dataset(self) -> Any:
+    def dataset(self) -> DistributedData:
         """See `Positions`."""
         return self.session.data._distributed_dataset
 

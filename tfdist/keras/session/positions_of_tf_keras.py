@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import Nested
 from tfdist.data.openings import Openings, Target, source_of
 from tfdist.data.rows import rows_of
 from tfdist.internals.tf_keras import (
@@ -21,6 +21,7 @@ from tfdist.internals.tf_keras import (
 )
 from tfdist.keras.hooks.elastic.tf_keras_order import order_of
 from tfdist.keras.own_state import OwnState
+from tfdist.keras.session.adapter import Distributor, KerasData
 from tfdist.keras.session.positions import Positions
 from tfdist.keras.session.session import FitSession
 from tfdist.keras.training_state import TrainingState, rows_in
@@ -35,7 +36,9 @@ class TfKerasPositions(Positions):
         # The number of batches of an epoch, if it is known before the first one has ended.
         self._length: int | None = None
 
-    def open_data(self, data: Any, strategy: Any, make: Callable[[Any], None]) -> None:
+    def open_data(
+        self, data: KerasData, strategy: tf.distribute.Strategy, make: Callable[[Distributor], None]
+    ) -> None:
         """Takes the training data, which `fit` prepares first."""
         is_trained_on = self.session.data is None
         make(strategy)
@@ -56,7 +59,7 @@ class TfKerasPositions(Positions):
             source = source_of(dataset, dataset)
         self.read(data, Openings(source, lambda rest: rest, dataset, lambda: True))
 
-    def read(self, data: Any, openings: Openings) -> None:
+    def read(self, data: KerasData, openings: Openings) -> None:
         """See `Positions`."""
         super().read(data, openings)
         self.session.epoch = data._initial_epoch
@@ -182,5 +185,5 @@ class _Opening:
     def __iter__(self) -> Iterator:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Nested:
         return next(self.open())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist._types import KerasCallback, Logs
+from tfdist.data.strategies import workers_of
 from tfdist.elastic.notice import ElasticTraining
 from tfdist.job import process
 from tfdist.keras.session.participant import Participant
@@ -61,12 +62,12 @@ class Preemption(Participant[FitSession]):
         """SIGTERM does not end the process before the end of a step."""
         self.session.enter(notice.expected())
 
-    def after_step(self, logs: Any) -> None:
+    def after_step(self, logs: Logs | None) -> None:
         """Stops if the step was the last one."""
         if self._training.ends_after_step():
             self._stop()
 
-    def after_validation_step(self, logs: Any) -> None:
+    def after_validation_step(self, logs: Logs | None) -> None:
         """Stops during validation, where its steps need all workers."""
         if self._validates_together(logs) and self._training.ends_after_step():
             self._stop()
@@ -86,7 +87,7 @@ class Preemption(Participant[FitSession]):
         if self._training.is_to_end:
             self._training.lost_peers(error)
 
-    def _validates_together(self, logs: Any) -> bool:
+    def _validates_together(self, logs: Logs | None) -> bool:
         """Whether no worker can be steps ahead of another one in validation.
 
         Under all-reduce the mean of the workers' logs is computed in each step. With parameter
@@ -152,7 +153,7 @@ class Preemption(Participant[FitSession]):
         worker = process.current.ps_worker
         return worker.config.checkpoint_dir if worker is not None and self._on_servers else None
 
-    def _backup(self) -> Any:
+    def _backup(self) -> KerasCallback | None:
         """The callback that saves; `None` where there is no directory."""
         kind = self.session.keras.backup_type
         for callback in self.session.callbacks.callbacks:
@@ -166,11 +167,9 @@ class Preemption(Participant[FitSession]):
         return backup
 
 
-def _has_unknown_peers(strategy: Any) -> bool:
+def _has_unknown_peers(strategy: tf.distribute.Strategy) -> bool:
     """Whether TensorFlow's own collectives (NCCL) connect the workers, which cannot agree then."""
     in_multi_worker_mode = getattr(strategy.extended, "_in_multi_worker_mode", None)
     return (
-        in_multi_worker_mode is not None
-        and in_multi_worker_mode()
-        and getattr(strategy, "communicator", None) is None
+        in_multi_worker_mode is not None and in_multi_worker_mode() and workers_of(strategy) is None
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from tfdist._types import Logs
 from tfdist.job import process
 from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.session import FitSession, Session, is_in_fit_of
@@ -21,7 +20,7 @@ class Progress(Participant[FitSession]):
             return None
         return cls(session) if is_ours(session.strategy) else None
 
-    def after_step(self, logs: Any) -> None:
+    def after_step(self, logs: Logs | None) -> None:
         """Notes the loss of a step, if metrics are served."""
         if process.current.serves_metrics and logs:
             loss = logs.get("loss")

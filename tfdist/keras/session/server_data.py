@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
+from tfdist._types import KerasModel
 from tfdist.job import process
 from tfdist.keras.prefetching import with_prefetch
+from tfdist.keras.session.adapter import Distributor, KerasData
 from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.session import FitSession, Session
 from tfdist.keras.workers import trains_on_servers
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _log = logging.getLogger("tfdist")
 
@@ -31,7 +36,9 @@ class ServerData(Participant[Session]):
             _warn_of_training_alone(session.model)
         return None
 
-    def open_data(self, data: Any, strategy: Any, make: Callable[[Any], None]) -> None:
+    def open_data(
+        self, data: KerasData, strategy: tf.distribute.Strategy, make: Callable[[Distributor], None]
+    ) -> None:
         """Distributes data; `fit` prepares its training data first."""
         session, extended = self.session, strategy.extended
         if not isinstance(session, FitSession) or session.data is not None:
@@ -43,7 +50,7 @@ class ServerData(Participant[Session]):
         session.keras.count_own_batches(data, extended)
 
 
-def _warn_of_training_alone(model: Any) -> None:
+def _warn_of_training_alone(model: KerasModel) -> None:
     worker = process.current.ps_worker
     if worker is None or worker.cluster.is_local or not process.current.has_server_variables:
         return

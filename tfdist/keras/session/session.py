@@ -9,12 +9,18 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from tfdist._types import KerasModel, Logs
 from tfdist.keras.callback import Callback, with_callback
-from tfdist.keras.session.adapter import Adapter
+from tfdist.keras.session.adapter import Adapter, Arguments, KerasData
 from tfdist.keras.session.participant import Participant
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from keras.callbacks import CallbackList
+
+_Result = TypeVar("_Result")
 _Kind = TypeVar("_Kind", bound=Participant)
 
 
@@ -35,7 +41,12 @@ class Session:
     """
 
     def __init__(
-        self, kind: str, keras: Adapter, model: Any, strategy: Any, arguments: dict[str, Any]
+        self,
+        kind: str,
+        keras: Adapter,
+        model: KerasModel,
+        strategy: tf.distribute.Strategy,
+        arguments: Arguments,
     ) -> None:
         self.kind = kind
         self.keras = keras
@@ -60,7 +71,7 @@ class Session:
         added = with_callback(given, callback, first=first)
         self.arguments["callbacks"] = self._cleanup.enter_context(added)
 
-    def enter(self, context: contextlib.AbstractContextManager[Any]) -> None:
+    def enter(self, context: contextlib.AbstractContextManager[object]) -> None:
         """Enters a context until the call is over."""
         self._cleanup.enter_context(context)
 
@@ -74,7 +85,9 @@ class Session:
         further = self.arguments.get("kwargs") or {}
         return fit_of(self.model) if further.get("_use_cached_eval_dataset") else None
 
-    def run(self, call: Callable[[dict[str, Any]], Any], lost: tuple[type[Exception], ...]) -> Any:
+    def run(
+        self, call: Callable[[Arguments], _Result], lost: tuple[type[Exception], ...]
+    ) -> _Result:
         """Makes the call with all participants.
 
         Args:
@@ -109,18 +122,23 @@ class FitSession(Session):
     """
 
     def __init__(
-        self, kind: str, keras: Adapter, model: Any, strategy: Any, arguments: dict[str, Any]
+        self,
+        kind: str,
+        keras: Adapter,
+        model: KerasModel,
+        strategy: tf.distribute.Strategy,
+        arguments: Arguments,
     ) -> None:
         super().__init__(kind, keras, model, strategy, arguments)
         self.callbacks: Any = None
-        self.data: Any = None
+        self.data: KerasData = None
         self.epoch = 0
         self.batch = 0
         self.last_batch = -1
         self.in_step = 0
         self.has_begun = False
 
-    def begin_fit(self, callbacks: Any, call: Callable[[], None]) -> None:
+    def begin_fit(self, callbacks: CallbackList, call: Callable[[], None]) -> None:
         """Lets the callbacks begin.
 
         Args:
@@ -145,7 +163,7 @@ class FitSession(Session):
         """Is called after the callbacks of a step: the state is that after it from now on."""
         self.in_step = 0
 
-    def end_step(self, batch: int, logs: Any) -> None:
+    def end_step(self, batch: int, logs: Logs | None) -> None:
         """Ends a step, after its callbacks were called.
 
         Args:
@@ -156,7 +174,7 @@ class FitSession(Session):
         for one in self.participants:
             one.after_step(logs)
 
-    def end_validation_step(self, logs: Any) -> None:
+    def end_validation_step(self, logs: Logs | None) -> None:
         """Ends a step of a validation, after its callbacks were called."""
         for one in self.participants:
             one.after_validation_step(logs)
@@ -172,7 +190,7 @@ class FitSession(Session):
         for one in self.participants:
             one.end_fit()
 
-    def results(self, logs: Any, make: Callable[[Any], Any], *, of_validation: bool) -> Any:
+    def results(self, logs: Logs, make: Callable[[Logs], Logs], *, of_validation: bool) -> Logs:
         """Returns the logs of an epoch, or of its validation.
 
         Args:
@@ -185,7 +203,9 @@ class FitSession(Session):
         return make(logs)
 
 
-def _around(one: Participant, make: Callable[[Any], Any], validates: bool) -> Callable[[Any], Any]:
+def _around(
+    one: Participant, make: Callable[[Logs], Logs], validates: bool
+) -> Callable[[Logs], Logs]:
     return lambda logs: one.results(logs, make, of_validation=validates)
 
 
@@ -227,16 +247,16 @@ def is_in_fit_of(kind: type[Participant]) -> bool:
     return any(fit.participant(kind) is not None for fit in fits())
 
 
-def fit_of(model: Any) -> FitSession | None:
+def fit_of(model: KerasModel) -> FitSession | None:
     """The newest `fit` of a model."""
     return next((fit for fit in reversed(fits()) if fit.model is model), None)
 
 
-def fit_of_callbacks(callbacks: Any) -> FitSession | None:
+def fit_of_callbacks(callbacks: CallbackList) -> FitSession | None:
     """The `fit` that has this `CallbackList`; `evaluate` in a callback has one of its own."""
     return next((fit for fit in reversed(fits()) if fit.callbacks is callbacks), None)
 
 
-def fit_that_reads(data: Any) -> FitSession | None:
+def fit_that_reads(data: KerasData) -> FitSession | None:
     """The `fit` whose training data an iterator of Keras is."""
     return next((fit for fit in reversed(fits()) if fit.data is data), None)

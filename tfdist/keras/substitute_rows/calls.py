@@ -13,10 +13,10 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import KerasVariable, Nested
 from tfdist.keras.substitute_rows import padding
 from tfdist.keras.workers import replica_with_peers
 
@@ -41,7 +41,7 @@ def substitution() -> Substitution | None:
     return None if current is None or current.is_empty is None else current
 
 
-def substituted(call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+def substituted(call: Callable[..., Nested], args: tuple, kwargs: dict[str, Nested]) -> Nested:
     """Calls a layer; in the outermost call a batch without rows gets a substitute row.
 
     Args:
@@ -73,8 +73,8 @@ def substituted(call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -
 
 
 def _call_within(
-    current: Substitution, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
-) -> Any:
+    current: Substitution, call: Callable[..., Nested], args: tuple, kwargs: dict[str, Nested]
+) -> Nested:
     _thread.call = current
     try:
         return call(*args, **kwargs)
@@ -82,7 +82,7 @@ def _call_within(
         _thread.call = None
 
 
-def no_value(value: Any) -> Any:
+def no_value(value: tf.Tensor) -> tf.Tensor:
     """Returns a loss, or 0 in its place for a substitute row."""
     current = substitution()
     if current is None:
@@ -90,7 +90,7 @@ def no_value(value: Any) -> Any:
     return tf.where(current.is_empty, tf.zeros_like(value), value)
 
 
-def unchanged(variable: Any, value: Any) -> Any:
+def unchanged(variable: KerasVariable, value: tf.Tensor) -> tf.Tensor:
     """Returns a variable's new value, or its present one if the new one is of a substitute row.
 
     Args:
@@ -103,7 +103,7 @@ def unchanged(variable: Any, value: Any) -> Any:
     return tf.where(current.is_empty, tf.cast(tf.convert_to_tensor(variable), value.dtype), value)
 
 
-def own_rows(value: Any) -> Any:
+def own_rows(value: tf.Tensor | None) -> tf.Tensor | None:
     """Returns a tensor of the batch without substitute rows; `None` remains `None`."""
     current = substitution()
     if value is None or current is None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._types import AnyTensor
+
 # The sizes of inner dimensions that an empty batch does not tell: of a sequence, of an image.
 _LENGTH, _SIDE = 32, 64
 # Keras keeps them as attributes of tensors, and losses use them.
@@ -20,7 +22,7 @@ _MASK, _LOGITS = "_keras_mask", "_keras_logits"
 _OF_LOGITS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.sigmoid}
 
 
-def can_be_empty(value: Any) -> bool:
+def can_be_empty(value: object) -> bool:
     """Whether a value is a tensor whose first dimension is unknown or 0."""
     if not isinstance(value, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
         return False
@@ -30,7 +32,7 @@ def can_be_empty(value: Any) -> bool:
     return rank is None or (rank > 0 and not value.shape[0])
 
 
-def has_no_rows(value: Any) -> tf.Tensor:
+def has_no_rows(value: AnyTensor) -> tf.Tensor:
     """Returns whether a value that `can_be_empty` has no rows, bool[]."""
     if isinstance(value, tf.RaggedTensor):
         return tf.equal(value.nrows(), 0)
@@ -42,7 +44,7 @@ def has_no_rows(value: Any) -> tf.Tensor:
     return tf.reduce_any(tf.equal(tf.shape(value)[:1], 0))
 
 
-def with_substitutes(values: Sequence[Any], is_empty: tf.Tensor) -> list[Any]:
+def with_substitutes(values: Sequence[AnyTensor], is_empty: tf.Tensor) -> list[AnyTensor]:
     """Returns values that `can_be_empty`; values without rows have one if `is_empty`.
 
     Args:
@@ -58,10 +60,10 @@ def with_substitutes(values: Sequence[Any], is_empty: tf.Tensor) -> list[Any]:
     return results
 
 
-def _padded(values: list[Any], is_empty: tf.Tensor) -> list[Any]:
+def _padded(values: list[AnyTensor], is_empty: tf.Tensor) -> list[AnyTensor]:
     results = [_sparse_row(v) if isinstance(v, tf.SparseTensor) else None for v in values]
     dense = [v for v in values if not isinstance(v, tf.SparseTensor)]
-    made: list[Any] = []
+    made: list[tf.Tensor | tf.RaggedTensor] = []
     if tf.get_static_value(is_empty):
         made = [_row(value) for value in dense]
     elif dense:
@@ -71,7 +73,7 @@ def _padded(values: list[Any], is_empty: tf.Tensor) -> list[Any]:
     return [next(remaining) if result is None else result for result in results]
 
 
-def _row(value: Any) -> Any:
+def _row(value: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
     """Returns one row in place of none; a value that has rows is not changed."""
     if isinstance(value, tf.RaggedTensor):
         splits = [tf.constant([0, 1], value.row_splits.dtype)] * value.ragged_rank

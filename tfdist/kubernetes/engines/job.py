@@ -6,8 +6,6 @@ may be changed together while it runs.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tfdist.kubernetes.engines.indexed import job_spec
 from tfdist.kubernetes.options import JobOptions
 from tfdist.kubernetes.pods import Object, labels, metadata, roles, set_name
@@ -28,7 +26,7 @@ def _job(job: JobOptions, role: str) -> Object:
                 "kueue.x-k8s.io/job-min-parallelism": str(job.min_workers),
                 "kueue.x-k8s.io/job-completions-equal-parallelism": "true",
             }
-    spec: dict[str, Any] = {} if job.kueue is None else {"suspend": True}
+    spec: dict[str, object] = {} if job.kueue is None else {"suspend": True}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

@@ -24,7 +24,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from tfdist._version import __version__
 from tfdist.config.host_environment import python_path
@@ -175,7 +174,7 @@ class HostConnection:
             if self._state is _State.CONNECTING and now > self._since + _CONNECT_TIMEOUT:
                 self.lose(f"its agent did not answer within {_CONNECT_TIMEOUT:g} s")
 
-    def send(self, kind: str, **fields: Any) -> None:
+    def send(self, kind: str, **fields: object) -> None:
         """Queues a record."""
         if self._state is not _State.LOST:
             self.out.line(records.line(kind, **fields))
@@ -196,7 +195,7 @@ class HostConnection:
             self.lose(f"expected records of tfdist, received {error}")
         return not self.is_lost
 
-    def ask(self, kind: str, answers: Sequence[str], **fields: Any) -> records.Record:
+    def ask(self, kind: str, answers: Sequence[str], **fields: object) -> records.Record:
         """Sends a record, and waits for the first that answers it.
 
         Raises:

@@ -54,7 +54,7 @@ class RecordStream:
         return [_record(line) for line in lines]
 
 
-def line(kind: str, **fields: Any) -> bytes:
+def line(kind: str, **fields: object) -> bytes:
     """Returns a record as a line, without its end."""
     return json.dumps({"record": kind, **fields}, separators=(",", ":")).encode()
 

@@ -97,7 +97,7 @@ class JobView:
 
 def describe(
     title: str, before: Sequence[TaskAnswer], after: Sequence[TaskAnswer]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Returns what the page shows, as an object for JSON.
 
     Args:

@@ -82,7 +82,7 @@ class ReportedState:
     events: Sequence[TaskEvent]
 
     @classmethod
-    def from_json(cls, fields: Any) -> ReportedState:
+    def from_json(cls, fields: dict[str, Any]) -> ReportedState:
         """Returns the state that a task's answer holds.
 
         Raises:
@@ -341,7 +341,7 @@ def _first_labels(state: ReportedState, name: str) -> set[str]:
     return {labels[0] for labels in state.labelled(name) if labels}
 
 
-def _event(fields: Any) -> TaskEvent:
+def _event(fields: dict[str, Any]) -> TaskEvent:
     return TaskEvent(
         kind=_text(fields["kind"]),
         operation=_text(fields["operation"]),
@@ -374,19 +374,19 @@ def _some(values: Any, limit: int) -> Any:
     return values
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected text, received {value!r:.100}")
     return value[:_MAX_TEXT]
 
 
-def _number(value: Any, limit: float = _MAX_NUMBER) -> float:
+def _number(value: object, limit: float = _MAX_NUMBER) -> float:
     if not isinstance(value, int | float) or not abs(value) <= limit:
         raise ValueError(f"expected a number up to {limit:g}, received {value!r:.100}")
     return float(value)
 
 
-def _whole(value: Any, limit: int = _MAX_NUMBER) -> int:
+def _whole(value: object, limit: int = _MAX_NUMBER) -> int:
     if not isinstance(value, int):
         raise TypeError(f"expected a whole number, received {value!r:.100}")
     _number(value, limit)

@@ -113,5 +113,5 @@ class _Received:
             self._bytes.write(part)
         raise ValueError(f"more than {_MAX_BYTES} bytes")
 
-    def makefile(self, *mode: Any) -> Any:
+    def makefile(self, *mode: object) -> Any:
         return self._bytes

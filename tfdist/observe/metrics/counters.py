@@ -17,15 +17,18 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import tensorflow as tf
+
+from tfdist._types import AnyTensor, Gradient, Nested
 
 # There is no public way to tell whether XLA must compile the function that is being traced.
 from tfdist.internals.tensorflow import GraphOrParentsInXlaContext
 from tfdist.job import process
 from tfdist.ops.local.step_counter import count_step
 
+_Result = TypeVar("_Result")
 _log = logging.getLogger("tfdist.observe.metrics")
 _thread = threading.local()
 
@@ -42,9 +45,9 @@ class StepCounter:
         strategy: tf.distribute.Strategy,
         fn: Callable,
         args: Sequence,
-        kwargs: Mapping[str, Any],
-        run: Callable[[], Any],
-    ) -> Any:
+        kwargs: Mapping[str, object],
+        run: Callable[[], _Result],
+    ) -> _Result:
         """Runs a function, and counts that if it is a training step.
 
         Args:
@@ -82,7 +85,7 @@ def note_update() -> None:
         _thread.updates = updates + 1
 
 
-def count_reduction(reduced: Sequence[Any]) -> None:
+def count_reduction(reduced: Sequence[Gradient]) -> None:
     """Counts a step that has reduced its gradients; its rows are counted by `count_samples`.
 
     Args:
@@ -94,7 +97,7 @@ def count_reduction(reduced: Sequence[Any]) -> None:
             count_step(tf.constant(0, tf.int64))
 
 
-def count_samples(batch: Any) -> None:
+def count_samples(batch: Nested) -> None:
     """Counts the rows of a batch, for the metrics of a loop with `tfdist.DistributedGradientTape`.
 
     Call it in each step. `fit` and `strategy.run` count rows by themselves. It does nothing in a
@@ -121,7 +124,7 @@ def count_samples(batch: Any) -> None:
         count_step(_rows(tf.distribute.get_strategy(), batch), steps=0)
 
 
-def _identity(fn: Any) -> Any:
+def _identity(fn: Callable) -> object:
     """Returns what is the same object for each run of the same function."""
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -146,7 +149,7 @@ def _warn_of_xla() -> None:
     )
 
 
-def _rows(strategy: tf.distribute.Strategy, arguments: Any) -> tf.Tensor:
+def _rows(strategy: tf.distribute.Strategy, arguments: Nested) -> tf.Tensor:
     """Returns the number of rows of the first batch in `arguments`, int64[]; 0 without one."""
     for leaf in tf.nest.flatten(arguments):
         parts = strategy.experimental_local_results(leaf)
@@ -155,12 +158,12 @@ def _rows(strategy: tf.distribute.Strategy, arguments: Any) -> tf.Tensor:
     return tf.constant(0, tf.int64)
 
 
-def _has_rows(value: Any) -> bool:
+def _has_rows(value: object) -> bool:
     shape = getattr(value, "shape", None)
     return shape is not None and bool(tf.TensorShape(shape).rank)
 
 
-def _rows_of(value: Any) -> tf.Tensor:
+def _rows_of(value: AnyTensor) -> tf.Tensor:
     if isinstance(value, tf.RaggedTensor):
         return value.nrows(tf.int64)
     if isinstance(value, tf.SparseTensor):
@@ -168,7 +171,7 @@ def _rows_of(value: Any) -> tf.Tensor:
     return tf.shape(value, tf.int64)[0]
 
 
-def _local_leaves(strategy: tf.distribute.Strategy, result: Any) -> list:
+def _local_leaves(strategy: tf.distribute.Strategy, result: Nested) -> list:
     return [
         part
         for leaf in tf.nest.flatten(result)

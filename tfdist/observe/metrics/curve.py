@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import Any
+
+from tfdist._types import TensorLike
 
 MAX_POINTS = 256
 # Seconds between two points, at first.
@@ -21,12 +22,12 @@ class Curve:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._points: list[tuple[int, Any]] = []
+        self._points: list[tuple[int, TensorLike]] = []
         self._interval = _INTERVAL
         self._last_at = -math.inf
         self._noted = 0
 
-    def note(self, value: Any) -> None:
+    def note(self, value: TensorLike) -> None:
         """Notes the value after a step; the curve takes some of them.
 
         Args:
@@ -51,7 +52,7 @@ class Curve:
         return [(number, _finite(value)) for number, value in points]
 
 
-def _finite(value: Any) -> float | None:
+def _finite(value: TensorLike) -> float | None:
     number = float(value)
     return number if math.isfinite(number) else None
 

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
 
 _log = logging.getLogger("tfdist.observe.metrics")
 _MAX_CONNECTIONS = 32
@@ -64,7 +63,9 @@ class BoundedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -74,13 +75,17 @@ class BoundedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._free.release()
             raise
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
         # Of a connection that breaks; the request's own errors are answered and logged.
         _log.debug("a connection has failed", exc_info=True)
 
@@ -132,7 +137,7 @@ class BoundedHandler(http.server.BaseHTTPRequestHandler):
     def version_string(self) -> str:
         return "tfdist"
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Is silent: programs ask every few seconds."""
 
 

@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 import time
-from typing import Any
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
@@ -26,7 +25,7 @@ _MAX_EVENTS = 400
 
 def task_state(
     cluster: Cluster, settings: Settings, server: collector.Server | None, seconds: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Returns the state of this process's task, as an object for JSON.
 
     Args:
@@ -66,7 +65,7 @@ def _traffic() -> dict[str, tuple[int, int]]:
     return found
 
 
-def _events(seconds: float) -> list[dict[str, Any]]:
+def _events(seconds: float) -> list[dict[str, object]]:
     """Returns what was under way in the last seconds, of the latest events."""
     if not events.is_loaded():
         return []

@@ -15,7 +15,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from tfdist._version import __version__
 from tfdist.observe.timeline import alignment, parts
@@ -193,7 +193,7 @@ class _Task:
         self.begin = min([first, *(one.begin for one in self.slices)])
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """The facts about it for a reader."""
         header, clock = self._part.header, self._clock
         return {
@@ -215,7 +215,7 @@ class _Task:
             "closed": self._part.is_closed,
         }
 
-    def trace_events(self, slices: Sequence[Slice], zero: int) -> Iterator[dict[str, Any]]:
+    def trace_events(self, slices: Sequence[Slice], zero: int) -> Iterator[dict[str, object]]:
         """Yields its events in Chrome's format.
 
         Args:
@@ -240,10 +240,10 @@ class _Task:
             for inner in (one, *one.parts):
                 yield self._complete_event(threads[track, index], inner, zero)
 
-    def _metadata(self, what: str, thread: int, **arguments: Any) -> dict[str, Any]:
+    def _metadata(self, what: str, thread: int, **arguments: object) -> dict[str, object]:
         return {"ph": "M", "pid": self._process, "tid": thread, "name": what, "args": arguments}
 
-    def _complete_event(self, thread: int, one: Slice, zero: int) -> dict[str, Any]:
+    def _complete_event(self, thread: int, one: Slice, zero: int) -> dict[str, object]:
         return {
             "ph": "X",
             "pid": self._process,

@@ -26,13 +26,16 @@ import secrets
 import shutil
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tfdist.config.local_sockets import opened
 from tfdist.observe.clock import Offset
 from tfdist.observe.dumps import slug
+
+if TYPE_CHECKING:
+    from tfdist.ops.trace.events import RingEvent
 
 FORMAT = 1
 _SUFFIX = ".part"
@@ -126,7 +129,7 @@ class PartWriter:
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
 
-    def _line(self, fields: dict[str, Any]) -> None:
+    def _line(self, fields: Mapping[str, object]) -> None:
         line = json.dumps(fields).encode() + b"\n"
         while line:
             line = line[self._file.write(line) :]
@@ -146,7 +149,7 @@ class Part:
     """
 
     header: Header
-    events: list[dict[str, Any]]
+    events: list[RingEvent]
     offsets: list[Offset]
     lost: int
     is_closed: bool
@@ -205,11 +208,11 @@ def _inflated(content: bytes) -> bytes:
     return found
 
 
-def _texts(event: dict[str, Any]) -> dict[str, Any]:
+def _texts(event: dict[str, Any]) -> RingEvent:
     for name, value in event.items():
         if isinstance(value, bytes):
             event[name] = value.rstrip(b"\0").decode(errors="replace")
-    return event
+    return cast("RingEvent", event)
 
 
 def directory_of(timeline: Path) -> Path:

@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfdist.ops.trace.events import RingEvent
 
 # As in core/trace/event.h.
 _COLLECTIVE, _REQUEST, _SPAN = 1, 2, 3
@@ -56,7 +59,7 @@ class Slice:
 
 
 def slices_of(
-    events: Sequence[dict[str, Any]], convert: Callable[[int], int], until: int
+    events: Sequence[RingEvent], convert: Callable[[int], int], until: int
 ) -> list[Slice]:
     """Returns the slices of one task, in the order of their beginning.
 
@@ -86,10 +89,10 @@ def on_tracks(slices: Iterable[Slice]) -> Iterator[tuple[str, int, Slice]]:
         yield one.track, index, one
 
 
-def _slice(event: dict[str, Any], convert: Callable[[int], int], until: int) -> Slice:
+def _slice(event: RingEvent, convert: Callable[[int], int], until: int) -> Slice:
     begin = convert(event["submitted"])
     end = convert(event["ended"] or max(until, event["submitted"]))
-    arguments: dict[str, Any] = {"detail": event["detail"]} if event["detail"] else {}
+    arguments: dict[str, object] = {"detail": event["detail"]} if event["detail"] else {}
     if not event["ended"]:
         arguments["unfinished"] = True
     if event["state"] == _FAILED:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -100,7 +99,7 @@ class Checkpoints:
         more = f", and {replayed} pushes of rows since" if replayed else ""
         return f"snapshot {latest.number} in {self._folder}{more}"
 
-    def save(self, number: int, full: bool = False) -> dict[str, Any]:
+    def save(self, number: int, full: bool = False) -> dict[str, object]:
         """Writes a snapshot while the server continues.
 
         Args:
@@ -125,7 +124,7 @@ class Checkpoints:
         """
         return self._latest, snapshot.next_number(self._root, self._servers)
 
-    def save_now(self) -> dict[str, Any]:
+    def save_now(self) -> dict[str, object]:
         """Writes a snapshot with the next number."""
         with self._lock:
             number = snapshot.next_number(self._root, self._servers)
@@ -155,11 +154,11 @@ class Checkpoints:
             return False
         return size > sum(table.bytes for table in self._store.table_stats().values())
 
-    def _save(self, number: int, full: bool) -> dict[str, Any]:
+    def _save(self, number: int, full: bool) -> dict[str, object]:
         with events.span("checkpoint", f"snapshot {number} in {self._folder}"):
             return self._write(number, full)
 
-    def _write(self, number: int, full: bool) -> dict[str, Any]:
+    def _write(self, number: int, full: bool) -> dict[str, object]:
         changes = self._changes()
         # Before the values and the positions, which may then be further, never behind.
         tasks = self._tasks.state() if self._tasks is not None else ""

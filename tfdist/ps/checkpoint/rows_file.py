@@ -20,13 +20,16 @@ import json
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from tfdist.errors import CheckpointError
 from tfdist.ops.ps.saved_rows import SavedRows
 from tfdist.ops.ps.snapshot import SavedTable
+
+if TYPE_CHECKING:
+    pass
 
 _MAGIC = b"tfdist rows 1\n"
 # Kind, table, rows, removed rows, floats of a row, checksum of the piece without this field.
@@ -211,7 +214,7 @@ class _Writer:
         return checksum
 
 
-def _about(fields: Any) -> About:
+def _about(fields: dict[str, Any]) -> About:
     base = fields["follows"]
     if base is not None:
         number, checksum = base
@@ -219,7 +222,7 @@ def _about(fields: Any) -> About:
     return About(_integer("number", fields["number"]), base, [_table(t) for t in fields["tables"]])
 
 
-def _table(fields: Any) -> SavedTable:
+def _table(fields: dict[str, Any]) -> SavedTable:
     if not isinstance(fields["name"], str):
         raise ValueError(f"name: expected a text, received {fields['name']!r:.50}")
     return SavedTable(

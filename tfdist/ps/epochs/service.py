@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tfdist.control.held_calls import ClientContext
 from tfdist.ps.epochs.messages import EpochRequest
@@ -57,7 +56,7 @@ class EpochService:
         """Stops the queries; calls in progress wait at most until their own deadlines."""
         self._closed.set()
 
-    def answer(self, request: EpochRequest, context: ClientContext) -> dict[str, Any]:
+    def answer(self, request: EpochRequest, context: ClientContext) -> dict[str, object]:
         """Answers a worker's request."""
         problem = self._problem(request)
         if problem:
@@ -84,7 +83,9 @@ class EpochService:
             )
         return ""
 
-    def _take(self, key: Key, request: EpochRequest, state: MetricStates) -> dict[str, Any] | None:
+    def _take(
+        self, key: Key, request: EpochRequest, state: MetricStates
+    ) -> dict[str, object] | None:
         """Takes a state; returns the answer unless it depends on the other workers."""
         try:
             state.check()
@@ -96,7 +97,7 @@ class EpochService:
         self._settle()
         return None if over is None else _encoded(over)
 
-    def _await(self, key: Key, request: EpochRequest, context: ClientContext) -> dict[str, Any]:
+    def _await(self, key: Key, request: EpochRequest, context: ClientContext) -> dict[str, object]:
         deadline = time.monotonic() + min(request.wait, _MAX_WAIT)
         self._waiting_calls += 1
         try:
@@ -142,7 +143,7 @@ class EpochService:
             raise
 
 
-def _encoded(answer: RoundResult) -> dict[str, Any]:
+def _encoded(answer: RoundResult) -> dict[str, object]:
     return {
         "status": "over",
         "content": None if answer.state is None else answer.state.content,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import Any
 
+from tfdist._types import KerasModel
 from tfdist.internals.keras_3 import TensorFlowTrainer
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
 
 _log = logging.getLogger("tfdist.elastic")
 # Models of which the log has said that newcomers cannot join.
-_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+_warned: weakref.WeakSet[KerasModel] = weakref.WeakSet()
 
 
 @hooks(TensorFlowTrainer, "train_on_batch")
@@ -25,7 +25,7 @@ def train_on_batch_among_members(original, self, *args, **kwargs):
     return original(self, *args, **kwargs)
 
 
-def check_is_member(model: Any) -> None:
+def check_is_member(model: KerasModel) -> None:
     """Ends this process's part in the job if it is to train a batch before it has joined.
 
     Raises:

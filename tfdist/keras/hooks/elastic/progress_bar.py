@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from keras.callbacks import ProgbarLogger
 
+from tfdist._types import KerasCallback
 from tfdist.keras.rank_zero import is_left_to_rank_0
 from tfdist.keras.registry import hooks
 
@@ -34,7 +34,7 @@ def show_results_on_rank_0(original, self, logs):
 
 
 @contextlib.contextmanager
-def muted(logger: Any) -> Iterator[None]:
+def muted(logger: KerasCallback) -> Iterator[None]:
     """Within it a `ProgbarLogger` shows nothing, unless this member is rank 0."""
     if not is_left_to_rank_0(logger.model):
         if logger.progbar is not None:

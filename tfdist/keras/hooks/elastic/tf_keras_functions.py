@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 import tf_keras
 
+from tfdist._types import KerasModel, Nested
 from tfdist.elastic.job import ElasticJob
 
 # Functions of tfdist are not converted, and without this nothing that they call would be.
@@ -59,7 +59,7 @@ def predict_together(original, self, force=False):
         step = _step(self, job, "predict_step", self._predict_counter, gathers=True)
         steps = _steps_of(self)
 
-        def function(iterator: Any) -> Any:
+        def function(iterator: Iterator) -> Nested:
             batches = list(itertools.islice(iterator, steps()))
             if not batches:
                 raise StopIteration
@@ -70,7 +70,7 @@ def predict_together(original, self, force=False):
 
 
 def _step(
-    model: Any, job: ElasticJob, name: str, counter: tf.Variable, **options: bool
+    model: KerasModel, job: ElasticJob, name: str, counter: tf.Variable, **options: bool
 ) -> ElasticStep:
     """Returns a step of a model.
 
@@ -104,7 +104,7 @@ def _step(
     converting = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
     step = tf.__internal__.autograph.tf_convert(getattr(model, name), converting)
 
-    def run(data: Any) -> Any:
+    def run(data: Nested) -> Nested:
         outputs = step(data)
         counter.assign_add(1, read_value=False)
         return outputs
@@ -112,7 +112,7 @@ def _step(
     return ElasticStep(model, job, name, run, adds_numbers=adds, **options)
 
 
-def _steps_of(model: Any) -> Callable[[], int]:
+def _steps_of(model: KerasModel) -> Callable[[], int]:
     """Returns a function that tells the number of steps of the next execution."""
 
     def steps() -> int:

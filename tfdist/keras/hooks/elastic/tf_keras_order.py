@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
+from tfdist._types import Nested
 from tfdist.data.openings import BatchSource
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import Seed, restored, users_seed
@@ -25,7 +25,9 @@ from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
 
 
-def order_of(adapter: Any, dataset_of: Callable[[], tf.data.Dataset]) -> BatchSource | None:
+def order_of(
+    adapter: KerasSequenceAdapter | TensorLikeDataAdapter, dataset_of: Callable[[], tf.data.Dataset]
+) -> BatchSource | None:
     """Returns the batches of arrays or of a `Sequence`; `None` of other data.
 
     Args:
@@ -140,7 +142,7 @@ class _SequenceSource(PyDatasetSource):
       seed: decides the order; `None` if batches are not shuffled.
     """
 
-    def __init__(self, sequence: Any, seed: Seed | None) -> None:
+    def __init__(self, sequence: tf_keras.utils.Sequence, seed: Seed | None) -> None:
         self.sequence = sequence
         super().__init__(_Batches(sequence), seed)
 
@@ -163,14 +165,14 @@ class _SequenceSource(PyDatasetSource):
 class _Batches:
     """A `Sequence` under the names of Keras 3's `PyDataset`."""
 
-    def __init__(self, sequence: Any) -> None:
+    def __init__(self, sequence: tf_keras.utils.Sequence) -> None:
         self._sequence = sequence
 
     @property
     def num_batches(self) -> int:
         return len(self._sequence)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Nested:
         return self._sequence[index]
 
     def on_epoch_begin(self) -> None:
