@@ -1,6 +1,6 @@
 """Types for annotations: objects of either Keras, tensors, and structures of them.
 
-Those of Keras and TensorFlow are texts at run time: a program may have imported one Keras, or
+The types of Keras and TensorFlow are texts at run time: a program may have imported one Keras, or
 neither.
 """
 

@@ -51,7 +51,7 @@ class _Event(ctypes.Structure):
 
 
 class EventFields(TypedDict):
-    """The fields of `Event` in core/trace/event.h that are alike in all readings."""
+    """The fields of `Event` in core/trace/event.h that are the same in all readings."""
 
     sequence: int
     communicator: int

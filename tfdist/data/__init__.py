@@ -12,6 +12,7 @@
 | `steps.py` | `step` and `commit`, for loops other than `fit` |
 | `service.py`, `server.py` | `distribute`: pipelines on data workers |
 | `position.py`, `openings.py`, `order.py`, `iterators.py` | exact resume of other data |
+| `strategies.py` | the attributes of strategies that the input uses |
 | `draws.py`, `seeds.py` | the orders that shuffles draw, and the seeds |
 | `shares.py`, `rows.py` | the rows of a worker, and the rows of a dataset |
 | `queue/` | the queues themselves, and their master |

@@ -31,7 +31,7 @@ _OF_THE_MODEL = {
 }
 
 
-# `None`: that of the model's optimizer.
+# `None`: the rate of the model's optimizer.
 LearningRate: TypeAlias = "float | keras.optimizers.schedules.LearningRateSchedule | None"
 
 

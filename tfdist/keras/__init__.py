@@ -6,6 +6,7 @@
 | `repairs/` | corrections of Keras and TensorFlow, which expire (docs/reference/keras_repairs.md) |
 | `hooks/` | product code that is no part of a `fit`: tables' gradients, optimizers, and more |
 | `session/` | one call of `fit`, `evaluate` or `predict`: where it stands, and its participants |
+| `strategies.py` | the attributes of strategies that both use |
 | `workers.py` | what both ask about strategies and variables |
 | `models.py` | what models of Keras 3 and of tf_keras consist of |
 | `callback.py` | the base class of tfdist's callbacks |

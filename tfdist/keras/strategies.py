@@ -125,10 +125,10 @@ class LocalTraining(Protocol):
         """The rule's residuals at the last synchronization, by name."""
 
     def saved(self, variables: Sequence[tf.Variable], of_all: bool = True) -> dict[str, np.ndarray]:
-        """The state that another process needs to go on with the training of variables."""
+        """The state that another process needs to continue with the training of variables."""
 
     def restore(self, variables: Sequence[tf.Variable], values: dict[str, np.ndarray]) -> None:
-        """Lets the training of variables go on from a state of `saved`."""
+        """Lets the training of variables continue from a state of `saved`."""
 
     def take_restored(self) -> None:
         """Gives restored values to the groups of variables that exist."""

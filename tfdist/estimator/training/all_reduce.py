@@ -153,7 +153,7 @@ class AllReduceWorker:
         has_settings, is_new = self.chiefs(settings is not None, self.latest_checkpoint() is None)
         if settings is not None and not has_settings:
             communicator = self._strategy.communicator
-            assert communicator is not None  # one worker has what the chief has
+            assert communicator is not None  # one worker has the chief's settings
             raise ValueError(
                 "warm_start_from: expected the chief's Estimator to have it if any worker's has, "
                 f"received {settings.ckpt_to_initialize_from!r} on rank "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # The data of a call, as it is iterated: of Keras 3, or of tf_keras.
 KerasData: TypeAlias = "TFEpochIterator | DataHandler"
-# The arguments of a call by name. Participants change those that they know.
+# The arguments of a call by name. Participants change the arguments that they know.
 Arguments: TypeAlias = dict[str, Any]
 
 
