@@ -27,7 +27,7 @@ def run(command: list[str], directory: Path = ROOT) -> str:
         env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=170,
     )
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
     return finished.stdout
