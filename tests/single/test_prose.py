@@ -210,7 +210,13 @@ def faults_of_columns(source: str) -> Iterator[Line]:
 def files(*patterns: str) -> list[Path]:
     """The files of the repository; the symlinks in tfdist/ show two folders again."""
     paths = {path for pattern in patterns for path in ROOT.glob(pattern)}
-    return sorted(path for path in paths if path.resolve() == path and path != Path(__file__))
+    return sorted(
+        path
+        for path in paths
+        if path.is_file()
+        and path.resolve() == path != Path(__file__)
+        and not {"__pycache__", "build"}.intersection(path.relative_to(ROOT).parts)
+    )
 
 
 def faults_of_code(tokens: re.Pattern[str]) -> Check:
@@ -228,7 +234,8 @@ FOLDERS = ("benchmarks", "docs", "*_examples", "ops", "strategies", "tests", "tf
 PYTHON_FILES = files("*.py", *(f"{folder}/**/*.py" for folder in FOLDERS))
 SCRIPTS = files("scripts/*", ".ci/*", "Makefile", "ops/Makefile")
 PAGE_OF_DASHBOARD = files("tfdist/observe/live/page/*.js")
-CPP_FILES = files(*(f"{folder}/**/*.[hc]*" for folder in ("ops", "tests/core", "tests/fuzz")))
+CPP_FOLDERS = ("ops", "tests/core", "tests/fuzz")
+CPP_FILES = files(*(f"{folder}/**/*.{end}" for folder in CPP_FOLDERS for end in ("h", "cc")))
 PAGES = files("README.md", "CONTRIBUTING.md", "*/README.md", "docs/**/*.md")
 
 AREAS: dict[str, list[tuple[list[Path], Check]]] = {
