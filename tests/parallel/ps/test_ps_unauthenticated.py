@@ -195,8 +195,9 @@ def test_nothing_is_lost_and_nothing_leaks():
             ranks.send(rank, "all ended")
         outcomes = ranks.join(timeout=60)
     assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)
-    # Both workers' calls wait at the end of the epoch, where a thread of the pool did before.
-    assert after["threads"] - before["threads"] in (0, 1)
+    # Both workers' calls wait at the end of the epoch, each in a thread of the pool. Whether one of
+    # these threads was there before depends on the calls until then.
+    assert after["threads"] - before["threads"] in (0, 1, 2)
     assert after["memory"] <= before["memory"] + 16
     for rank in range(2):
         result = outcomes[rank].result
