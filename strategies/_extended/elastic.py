@@ -169,6 +169,9 @@ class ElasticExtended(MultiWorkerMirroredExtended):
         finally:
             self._reads_share = False
 
+    def _own_rows(self, dataset):
+        return None  # `share` has cut it
+
     def _make_input_context(self):
         job, devices = self.elastic_job, len(self.worker_devices)
         if self._reads_share:

@@ -10,6 +10,8 @@ import tensorflow as tf
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.resolver import ClusterResolver
+from tfdist.data.cut.share import own_rows
+from tfdist.data.order import splits_batches
 from tfdist.data.pipeline import feed_of, tracked
 from tfdist.errors import ClusterConfigError
 from tfdist.internals.tensorflow import (
@@ -170,11 +172,22 @@ class MultiWorkerMirroredExtended(
         )
 
     def _experimental_distribute_dataset(self, dataset, options):
-        if feed_of(dataset) is None:
+        if feed_of(dataset) is not None:
+            # Each worker has records of its own; TensorFlow would cut its batches.
+            own = before_asking(dataset, tracked)
+        else:
+            own = self._own_rows(dataset)
+        if own is None:
             return super()._experimental_distribute_dataset(dataset, options)
-        # Each worker has records of its own; TensorFlow would cut its batches.
-        dataset = before_asking(dataset, tracked)
-        return self._distribute_datasets_from_function(lambda _: dataset, options)
+        return self._distribute_datasets_from_function(lambda _: own, options)
+
+    def _own_rows(self, dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+        """Returns this worker's rows of a dataset; `None` where TensorFlow is to cut it."""
+        is_whole = self.communicator is None or hasattr(dataset, "unprefetched")
+        if is_whole or not splits_batches(dataset):
+            return None
+        assert self._cluster.rank is not None  # of a worker
+        return own_rows(dataset, self._num_workers, self._cluster.rank, len(self._devices))
 
     def _make_input_fn_iterator(self, input_fn, *args, **kwargs):
         def tracked_input(context):

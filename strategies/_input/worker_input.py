@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.config.cluster import Cluster
+from tfdist.data.cut.share import own_rows
 from tfdist.data.pipeline import tracked
 from tfdist.data.shares import rows_of
 from tfdist.data.strategies import InputSettings
@@ -57,6 +58,9 @@ def _policy(dataset: tf.data.Dataset) -> tf.data.experimental.AutoShardPolicy:
 
 
 def _cut(whole: tf.data.Dataset, workers: int, rank: int) -> tf.data.Dataset:
+    own = own_rows(whole, workers, rank)
+    if own is not None:
+        return own
     # `map` unpacks a tuple, but not a named tuple; and a tuple of one component differs from the
     # component.
     if type(whole.element_spec) is tuple:

@@ -11,6 +11,7 @@
 | `sparse_rounds.py` | rounds of sparse updates without conflicts |
 | `steps.py` | `step` and `commit`, for loops other than `fit` |
 | `service.py`, `server.py` | `distribute`: pipelines on data workers |
+| `cut/` | the cut of global batches before the maps |
 | `position.py`, `openings.py`, `order.py`, `iterators.py` | exact resume of other data |
 | `strategies.py` | the attributes of strategies that the input uses |
 | `draws.py`, `seeds.py` | the orders that shuffles draw, and the seeds |
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfdist.data.checkpoints import TaskState
+    from tfdist.data.cut.plan import per_row
     from tfdist.data.pipeline import tracked
     from tfdist.data.service import distribute
     from tfdist.data.sources import from_arrays, from_files, from_ranges
@@ -44,6 +46,7 @@ _MODULE_OF = {
     "from_arrays": "tfdist.data.sources",
     "from_files": "tfdist.data.sources",
     "from_ranges": "tfdist.data.sources",
+    "per_row": "tfdist.data.cut.plan",
     "step": "tfdist.data.steps",
     "tracked": "tfdist.data.pipeline",
 }
@@ -57,6 +60,7 @@ __all__ = [
     "from_arrays",
     "from_files",
     "from_ranges",
+    "per_row",
     "step",
     "tracked",
 ]

@@ -55,11 +55,16 @@ class SeedGenerator:
 
     Args:
       part: that part, a `shuffle` or a `Dataset.random`.
+
+    Attributes:
+      handle: its resource, with which another shuffle draws the same orders in turn; `None` if it
+        is unknown.
     """
 
     def __init__(self, part: tf.data.Dataset) -> None:
         is_shuffle = type(part).__name__ == "_ShuffleDataset"
-        handle = _handle(part) if is_shuffle and _bytes_of_arrays(part) <= _MAX_ARRAYS else None
+        is_small = is_shuffle and _bytes_of_arrays(part) <= _MAX_ARRAYS
+        self.handle = handle = _handle(part) if is_small else None
         self._probe = _Probe(part if handle is None else _shuffle_of_nothing(handle))
         # Any shuffle accepts the state of the smallest one. Its own would have its whole buffer.
         self._state = _state_of_shuffle() if is_shuffle else self._probe.save()
@@ -103,6 +108,11 @@ def generators_of_opening(dataset: object) -> list[SeedGenerator]:
     later = [_generator(part) for part, at_once in parts if not at_once]
     found = dict.fromkeys(_generator(part) for part, at_once in parts if at_once)
     return [generator for generator in found if generator not in later]
+
+
+def handle_of(shuffle: tf.data.Dataset) -> tf.Tensor | None:
+    """Returns the resource of a shuffle's seed generator, or `None` if it is unknown."""
+    return _generator(shuffle).handle
 
 
 def drawn(datasets: Iterable[object]) -> list[int]:

@@ -10,10 +10,10 @@ from typing import Protocol
 import tensorflow as tf
 
 from tfdist._types import DistributedData
+from tfdist.data import order
 from tfdist.data.draws import Drawing, generators, generators_of_opening
 from tfdist.data.order import (
     opens_at_first_element,
-    reads_files,
     reshuffles,
     shuffles,
     unknown_order,
@@ -349,7 +349,7 @@ def splits_batches(strategy: tf.distribute.Strategy, dataset: object) -> bool:
         return worker_input.shares_batches and policy in (_Policy.AUTO, _Policy.DATA, _Policy.OFF)
     if not strategy.extended._in_multi_worker_mode():
         return True
-    return policy == _Policy.DATA or (policy == _Policy.AUTO and not reads_files(dataset))
+    return order.splits_batches(dataset)
 
 
 def _components(distributed: DistributedData) -> list[tf.data.Dataset]:

@@ -140,6 +140,19 @@ def reads_files(dataset: tf.data.Dataset) -> bool:
     )
 
 
+def splits_batches(dataset: tf.data.Dataset) -> bool:
+    """Whether the workers of an all-reduce job split each batch of a dataset between them.
+
+    Else its options, or TensorFlow, give them batches or files of their own.
+
+    Args:
+      dataset: before it is distributed.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    policies = tf.data.experimental.AutoShardPolicy
+    return policy == policies.DATA or (policy == policies.AUTO and not reads_files(dataset))
+
+
 def _nodes(dataset: tf.data.Dataset, later: str = "") -> Iterator[tuple[tf.data.Dataset, str]]:
     """All datasets of a pipeline, each with the one after it, if any, that opens it later."""
     yield dataset, later

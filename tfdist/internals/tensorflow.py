@@ -11,6 +11,7 @@ from tensorflow.python.data.experimental.ops.data_service_ops import (
 from tensorflow.python.data.ops.multi_device_iterator_ops import (
     OwnedMultiDeviceIterator as OwnedMultiDeviceIterator,
 )
+from tensorflow.python.data.util import structure as structure
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy as collective_all_reduce_strategy,
 )
@@ -65,8 +66,10 @@ from tensorflow.python.eager.context import eager_mode as eager_mode
 from tensorflow.python.framework import auto_control_deps as auto_control_deps
 from tensorflow.python.framework import auto_control_deps_utils as auto_control_deps_utils
 from tensorflow.python.framework import func_graph as func_graph
+from tensorflow.python.framework import op_def_registry as op_def_registry
 from tensorflow.python.framework.none_tensor import NoneTensorSpec as NoneTensorSpec
 from tensorflow.python.ops import handle_data_util as handle_data_util
+from tensorflow.python.ops import script_ops as script_ops
 from tensorflow.python.ops.control_flow_util import (
     GraphOrParentsInXlaContext as GraphOrParentsInXlaContext,
 )

@@ -143,6 +143,7 @@ def test_an_elastic_script_ends_with_the_results_of_one_process(tmp_path):
         "docs/guides/local_updates.md",
         "docs/guides/elastic.md",
         "docs/guides/resume.md",
+        "docs/guides/input.md",
     ],
 )
 def test_the_first_program_of_a_page_runs_on_two_workers(tmp_path, page):

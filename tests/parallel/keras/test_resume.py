@@ -30,7 +30,11 @@ def _classifier(strategy, optimizer="sgd", **options):
 
 
 @pytest.mark.long(
-    usual=("*-dataset_of_unknown_size", "*-threads_of_a_py_dataset"),
+    usual=(
+        "*-dataset_of_unknown_size",
+        "*-threads_of_a_py_dataset",
+        "*-dataset_shuffled_after_a_map",
+    ),
     covered_by="the other cases, devices/test_resume_on_devices.py",
 )
 @pytest.mark.parametrize("kind", resuming.INPUTS)

@@ -48,6 +48,15 @@ def shuffled(**options: Any) -> tf.data.Dataset:
     return rows.batch(BATCH)
 
 
+def mapped(before: bool) -> tf.data.Dataset:
+    """The examples with a map, and a shuffle before or after it."""
+    rows = tf.data.Dataset.from_tensor_slices(examples(ROWS))
+    double = lambda x, y: (x * 2, y)  # noqa: E731
+    if before:
+        return rows.shuffle(ROWS, seed=5).map(double).batch(BATCH)
+    return rows.map(double).shuffle(ROWS, seed=5).batch(BATCH)
+
+
 def arrays() -> dict[str, Any]:
     """The examples as arrays."""
     x, y = examples(ROWS)
@@ -60,6 +69,8 @@ INPUTS: dict[str, Callable[[], dict[str, Any]]] = {
     "batches_of_arrays": lambda: {**arrays(), "shuffle": "batch"},
     "dataset": lambda: {"x": shuffled()},
     "dataset_shuffled_twice": lambda: {"x": shuffled().unbatch().shuffle(30, seed=2).batch(BATCH)},
+    "dataset_shuffled_before_a_map": lambda: {"x": mapped(True)},
+    "dataset_shuffled_after_a_map": lambda: {"x": mapped(False)},
     "endless_dataset": lambda: {"x": shuffled().repeat(), "steps_per_epoch": 5},
     "dataset_longer_than_an_epoch": lambda: {"x": shuffled().repeat(9), "steps_per_epoch": 4},
     "dataset_of_unknown_size": lambda: {"x": shuffled().filter(lambda x, y: True)},

@@ -1,0 +1,129 @@
+"""Workers that map their own rows alone train as one process that maps all of them."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from support.processes.ranks import on_ranks
+from support.ps_job import on_job, served, train_like_alone
+from support.training.models import (
+    EXACT,
+    built_classifier,
+    classifier,
+    difference,
+    examples,
+    identical,
+)
+
+ROWS, BATCH, EPOCHS, WORKERS = 70, 16, 3, 3
+# Of five batches, the last one of 6 rows; each worker maps up to 6 of 16 rows, and 2 of 6.
+OWN_ROWS = 4 * 6 + 2
+
+
+def mapped(calls):
+    """Returns a function for `map` that notes its calls."""
+
+    def noted(features):
+        calls.append(1)
+        return features * np.float32(0.5)
+
+    def of_row(features, label):
+        (half,) = tf.numpy_function(noted, [features], [tf.float32])
+        return tf.ensure_shape(half, features.shape), label
+
+    return of_row
+
+
+def rows():
+    return tf.data.Dataset.from_tensor_slices(examples(ROWS))
+
+
+PIPELINES = {
+    "shuffle, map": lambda of_row: rows().shuffle(ROWS, seed=3).map(of_row).batch(BATCH),
+    "parallel map": lambda of_row: (
+        rows()
+        .shuffle(ROWS, seed=3)
+        .map(of_row, num_parallel_calls=tf.data.AUTOTUNE)
+        .batch(BATCH)
+        .prefetch(tf.data.AUTOTUNE)
+    ),
+    "map, shuffle": lambda of_row: rows().map(of_row).shuffle(20, seed=3).batch(BATCH),
+    "zip": lambda of_row: (
+        tf.data.Dataset.zip((rows().map(of_row), tf.data.Dataset.range(ROWS)))
+        .map(lambda row, _: row)
+        .batch(BATCH)
+    ),
+    "cache": lambda of_row: rows().map(of_row).batch(BATCH).cache().shuffle(5, seed=2),
+    "per row": lambda of_row: tfdist.data.per_row(
+        rows().map(of_row).batch(BATCH).map(lambda x, y: (tf.sqrt(tf.abs(x)), y))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+@on_ranks(WORKERS, check=identical)
+def test_fit_evaluate_and_predict(ctx, kind):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = built_classifier(keras.optimizers.SGD(0.1))
+    first = model.get_weights()
+    calls = []
+    data = PIPELINES[kind](mapped(calls))
+    model.fit(data, epochs=EPOCHS, verbose=0)
+    opened = 1 if kind == "cache" else EPOCHS
+    # `fit` may look at a batch before its first step.
+    assert OWN_ROWS * opened <= len(calls) <= OWN_ROWS * opened + 6 < ROWS * opened
+    found = model.evaluate(data, verbose=0)
+    weights = model.get_weights()
+    if ctx.rank == 0:
+        alone = built_classifier(keras.optimizers.SGD(0.1))
+        alone.set_weights(first)
+        whole = PIPELINES[kind](mapped([]))
+        alone.fit(whole, epochs=EPOCHS, verbose=0)
+        assert difference(weights, alone.get_weights()) <= EXACT
+        np.testing.assert_allclose(found, alone.evaluate(whole, verbose=0), rtol=1e-5)
+    return weights
+
+
+@on_ranks(2)
+def test_batches_of_a_custom_loop(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    numbers = tf.data.Dataset.range(21)
+    own, plain = (
+        list(strategy.experimental_distribute_dataset(data))
+        for data in (numbers.map(lambda number: number * 2).batch(8), numbers.batch(8))
+    )
+    assert [type(batch) for batch in own] == [type(batch) for batch in plain]
+    values, before = (
+        [strategy.experimental_local_results(batch)[0].numpy().tolist() for batch in batches]
+        for batches in (own, plain)
+    )
+    of_ranks = [
+        [[0, 1, 2, 3], [8, 9, 10, 11], [16, 17, 18]],
+        [[4, 5, 6, 7], [12, 13, 14, 15], [19, 20]],
+    ]
+    assert before == of_ranks[ctx.rank]
+    assert values == [[2 * number for number in batch] for batch in before]
+
+
+@on_job(2)
+def test_workers_of_a_parameter_server(ctx):
+    if served():
+        return
+    of_epoch = []
+
+    def fit(model):
+        calls = []
+        data = PIPELINES["map, shuffle"](mapped(calls))
+        history = model.fit(data, epochs=EPOCHS, verbose=0)
+        of_epoch.append(len(calls) / EPOCHS)
+        return history
+
+    train_like_alone(lambda: classifier(keras.optimizers.SGD(0.1)), fit, EXACT, mode="sync")
+    alone, with_servers = of_epoch
+    assert ROWS <= alone < ROWS + BATCH
+    assert ROWS / 2 <= with_servers < ROWS / 2 + BATCH

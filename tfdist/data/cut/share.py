@@ -1,0 +1,376 @@
+"""Makes a worker's pipeline: its rows of each global batch, mapped by this worker alone.
+
+Rows carry the number of rows of their global batch, of which the bounds of shares follow. A share
+of fewer rows than others is filled up, so that each has the same number of rows until they are
+batched; then the additional rows are cut off. Thus an empty share has the right shapes, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._types import Nested
+from tfdist.data.cut import nodes
+from tfdist.data.cut.nodes import kind
+from tfdist.data.cut.plan import CutPlan, Uncut, Unzipped, plan_of
+from tfdist.data.draws import handle_of
+from tfdist.internals.tensorflow import structure
+
+_log = logging.getLogger("tfdist")
+
+_SHARES = "tfdist_shares"
+# `take` of so many elements keeps TensorFlow from fusing a shuffle and a repeat that the user has
+# separated: the fused ones draw other orders.
+_ALL = 2**62
+
+
+def own_rows(
+    dataset: tf.data.Dataset, workers: int, rank: int, devices: int = 1
+) -> tf.data.Dataset | None:
+    """Returns a worker's share of a dataset of batches, whose maps run for this share alone.
+
+    Args:
+      dataset: the same in all workers.
+      workers: the number of workers.
+      rank: this worker's rank.
+      devices: of each worker.
+
+    Returns:
+      As `share_of`; `None` if the maps need the whole batches.
+    """
+    plan = plan_of(dataset)
+    if isinstance(plan, Uncut):
+        if plan.reason and rank == 0 and not plan.is_told:
+            plan.is_told = True
+            _log.info(
+                "input: each worker maps whole global batches, and uses its rows of them: %s",
+                plan.reason,
+            )
+        return None
+    if not tf.executing_eagerly():
+        return share_of(plan, workers, rank, devices)
+    # Made again for each `evaluate` it would be traced again.
+    made = vars(nodes.inner(dataset)).setdefault(_SHARES, {})
+    key = workers, rank, devices
+    if key not in made:
+        made[key] = share_of(plan, workers, rank, devices)
+    return made[key]
+
+
+def share_of(plan: CutPlan, workers: int, rank: int, devices: int = 1) -> tf.data.Dataset:
+    """Returns a worker's share of a pipeline.
+
+    Args:
+      plan: of the pipeline.
+      workers: the number of workers.
+      rank: this worker's rank.
+      devices: of each worker.
+
+    Returns:
+      A dataset with `devices` batches for each batch of the pipeline: its shares, as
+      `tfdist.data.shares.rows_of` cuts them for `workers * devices` shares.
+    """
+    share = _Share(plan, workers * devices, rank * devices, devices)
+    batches = _own_batches(share)
+    if devices > 1:
+        batches = batches.flat_map(share.parts)
+    else:
+        batches = batches.map(lambda batch, _: batch)
+    number = tf.get_static_value(plan.whole.cardinality())
+    if number is not None and number != tf.data.UNKNOWN_CARDINALITY:
+        number = number * devices if number > 0 else number
+        batches = batches.apply(tf.data.experimental.assert_cardinality(number))
+    return batches.with_options(plan.whole.options())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Share:
+    """Some neighbouring shares of a pipeline's batches, for the devices of one worker.
+
+    Args:
+      plan: of the pipeline.
+      shares: into which a batch is cut.
+      first: the first of these shares.
+      count: their number.
+    """
+
+    plan: CutPlan
+    shares: int
+    first: int
+    count: int
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all batches have the same number of rows."""
+        return self.plan.drops_rest
+
+    @property
+    def slots(self) -> int:
+        """The rows of these shares in a full batch, filled up."""
+        if self.is_constant:
+            begin, end = self.own(self.plan.size)
+            return max(end - begin, 1)
+        return self.count * -(-self.plan.size // self.shares)
+
+    def bounds(self, rows: Any, first: int, last: int) -> tuple[Any, Any]:
+        """Returns the first row of share `first`, and the row after share `last - 1`.
+
+        Args:
+          rows: of the batch; a number, or int64[].
+          first: a share.
+          last: another one.
+        """
+        least = tf.minimum if tf.is_tensor(rows) else min
+        each = (rows + self.shares - 1) // self.shares
+        return least(first * each, rows), least(last * each, rows)
+
+    def own(self, rows: Any) -> tuple[Any, Any]:
+        """Returns the bounds of these shares in a batch of some rows."""
+        return self.bounds(rows, self.first, self.first + self.count)
+
+    def filled(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns the number of rows that these shares have before they are cut off."""
+        slots = tf.constant(self.slots, tf.int64)
+        orders = {kind(node) for node in self.plan.batches}
+        if self.is_constant or orders & {"_RepeatDataset", "_ShuffleDataset"}:
+            return slots
+        # A short batch is the last one.
+        begin, end = self.own(rows)
+        return tf.where(rows < self.plan.size, tf.maximum(end - begin, 1), slots)
+
+    def trimmed(self, batch: Nested, rows: tf.Tensor) -> tuple[Nested, tf.Tensor]:
+        """Cuts off the additional rows of a batch of these shares."""
+        begin, end = self.own(self.plan.size if self.is_constant else rows[0])
+        if self.is_constant and end - begin == self.slots:
+            return batch, rows[0]
+        return _rows(batch, 0, end - begin), rows[0]
+
+    def parts(self, batch: Nested, rows: tf.Tensor) -> tf.data.Dataset:
+        """Returns the shares one by one."""
+        rows = self.plan.size if self.is_constant else rows
+        start, _ = self.own(rows)
+        parts = []
+        for share in range(self.first, self.first + self.count):
+            begin, end = (bound - start for bound in self.bounds(rows, share, share + 1))
+            parts.append(tf.data.Dataset.from_tensors((_rows(batch, begin, end),)))
+        first, *others = parts
+        for part in others:
+            first = first.concatenate(part)
+        return first.map(lambda batch: batch)
+
+
+def _own_batches(share: _Share) -> tf.data.Dataset:
+    """Returns this worker's batches, each with the number of rows of its global batch."""
+    plan = share.plan
+    rows = _own_rows(share)
+    for node in plan.elements:
+        if isinstance(node, Unzipped):
+            calls = [each for maps in node.maps for each in maps]
+            rows = rows.map(_of_first(_unzipped(node)), **_parallel(calls))
+        elif kind(node) in nodes.MAPS:
+            rows = rows.map(_of_first(_as_traced(node)), **_parallel([node]))
+        elif kind(node) == "_PrefetchDataset":
+            rows = rows.prefetch(_constant(node._buffer_size))
+    batches = _batched(rows, share)
+    for node in plan.batches:
+        if kind(node) in nodes.MAPS:
+            batches = _mapped(batches, node)
+    batches = batches.map(share.trimmed)
+    for node in plan.batches:
+        if kind(node) == "_PrefetchDataset":
+            batches = batches.prefetch(_constant(node._buffer_size))
+    for node in plan.shares:
+        if kind(node) in nodes.MAPS:
+            batches = _mapped(batches, node)
+        elif kind(node) == "_PrefetchDataset":
+            batches = batches.prefetch(_constant(node._buffer_size))
+        elif kind(node) == "CacheDataset":
+            batches = batches.cache()
+        else:
+            batches = _reordered(batches, node)
+    return batches
+
+
+def _own_rows(share: _Share) -> tf.data.Dataset:
+    """Returns this worker's rows before the maps, each with the rows of its global batch."""
+    plan = share.plan
+    raw = plan.base
+    for node in plan.elements:
+        if not isinstance(node, Unzipped):
+            raw = _reordered(raw, node)
+    spec = raw.element_spec
+    is_dense = all(
+        isinstance(leaf, tf.TensorSpec) and leaf.shape.is_fully_defined()
+        for leaf in tf.nest.flatten(spec)
+    )
+    cut: Callable[[_Share, Nested], tf.data.Dataset] = _rows_of_window
+    if is_dense:
+        groups, cut = raw.batch(plan.size, plan.drops_rest), _rows_of_batch
+    else:
+        groups = raw.window(plan.size, drop_remainder=plan.drops_rest)
+    for node in plan.batches:
+        groups = _reordered(groups, node)
+    # `flat_map` unpacks a tuple.
+    if type(spec) is tuple:
+        return groups.flat_map(lambda *group: cut(share, group))
+    return groups.flat_map(lambda group: cut(share, group))
+
+
+def _rows_of_batch(share: _Share, batch: Nested) -> tf.data.Dataset:
+    rows = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+    begin, _ = share.own(rows)
+    filled = share.filled(rows)
+    first, last = share.own(share.plan.size)
+    if share.is_constant and first < last:
+        own = _rows(batch, first, last)
+    else:
+        at = tf.minimum(begin + tf.range(filled), rows - 1)
+        own = tf.nest.map_structure(lambda value: tf.gather(value, at), batch)
+    return tf.data.Dataset.from_tensor_slices((own, tf.fill([filled], rows)))
+
+
+def _rows_of_window(share: _Share, window: Nested) -> tf.data.Dataset:
+    rows = tf.nest.flatten(window)[0].cardinality()
+    begin, end = share.own(rows)
+    begin = tf.minimum(begin, rows - 1)  # of an empty share, which takes one row
+    count, filled = tf.maximum(end - begin, 1), share.filled(rows)
+    elements = window if isinstance(window, tf.data.Dataset) else tf.data.Dataset.zip(window)
+    own = elements.skip(begin).take(count)
+    if not share.is_constant:
+        own = own.concatenate(elements.take(1).repeat(filled - count))
+    return tf.data.Dataset.zip((own, tf.data.Dataset.from_tensors(rows).repeat()))
+
+
+def _batched(rows: tf.data.Dataset, share: _Share) -> tf.data.Dataset:
+    batch, drops = share.plan.batch, share.is_constant
+    if kind(batch) == "_PaddedBatchDataset":
+        values = (batch._padding_values, tf.constant(0, tf.int64))
+        return rows.padded_batch(share.slots, (batch._padded_shapes, ()), values, drops)
+    calls = getattr(batch, "_num_parallel_calls", None)
+    if calls is None:
+        return rows.batch(share.slots, drops)
+    return rows.batch(share.slots, drops, num_parallel_calls=calls, deterministic=True)
+
+
+def _reordered(dataset: tf.data.Dataset, node: Any) -> tf.data.Dataset:
+    """Applies a node that orders elements to other elements; any other node changes nothing."""
+    if kind(node) == "_ShuffleDataset":
+        return _shuffled(dataset, node)
+    if kind(node) == "_RepeatDataset":
+        is_fused = kind(nodes.below(node)) == "_ShuffleDataset"
+        if not is_fused and kind(dataset) in ("_ShuffleDataset", "_VariantDataset"):
+            dataset = dataset.take(_ALL)
+        return dataset.repeat(node._count)
+    if kind(node) == "_TakeDataset":
+        return dataset.take(node._count)
+    if kind(node) == "_SkipDataset":
+        return dataset.skip(node._count)
+    if kind(node) == "_AssertCardinalityDataset":
+        return dataset.apply(tf.data.experimental.assert_cardinality(node.cardinality()))
+    return dataset
+
+
+def _shuffled(dataset: tf.data.Dataset, node: Any) -> tf.data.Dataset:
+    """Shuffles with the seed generator of another shuffle: both draw its orders in turn."""
+    arguments = {
+        "input_dataset": dataset._variant_tensor,
+        "buffer_size": node._buffer_size,
+        "seed": node._seed,
+        "seed2": node._seed2,
+        "reshuffle_each_iteration": node._reshuffle_each_iteration,
+        **dataset._flat_structure,
+    }
+    if node._reshuffle_each_iteration:
+        variant = tf.raw_ops.ShuffleDatasetV3(seed_generator=handle_of(node), **arguments)
+    else:
+        variant = tf.raw_ops.ShuffleDataset(**arguments)
+    return tf.data.experimental.from_variant(variant, dataset.element_spec)
+
+
+def _mapped(batches: tf.data.Dataset, node: Any) -> tf.data.Dataset:
+    """Applies a map over batches to batches of other numbers of rows."""
+    wrapper = node._map_func
+    takes_any = all(
+        spec.shape.rank is None or spec.shape[:1] == [None]
+        for spec in tf.nest.flatten(wrapper._input_structure)
+    )
+    call = _as_traced(node) if takes_any else _traced_again(wrapper._func)
+    return batches.map(_of_first(call), **_parallel([node]))
+
+
+def _as_traced(node: Any) -> Callable[[Nested], Nested]:
+    """Returns the function of a map, which is not traced again: its text may have effects."""
+    wrapper = node._map_func
+
+    def call(element: Nested) -> Any:
+        made = wrapper.function(*structure.to_tensor_list(wrapper._input_structure, element))
+        leaves = list(made) if isinstance(made, (list, tuple)) else [made]
+        return structure.from_compatible_tensor_list(wrapper.output_structure, leaves)
+
+    return call
+
+
+def _traced_again(function: Callable) -> Callable[[Nested], Nested]:
+    def call(element: Nested) -> Any:
+        made = function(*element) if type(element) is tuple else function(element)
+        return tuple(made) if isinstance(made, list) else made
+
+    return call
+
+
+def _unzipped(node: Unzipped) -> Callable[[Nested], Nested]:
+    """Returns a function that maps the components of an element."""
+
+    def mapped(sources: Any, element: Nested, maps: Iterator[tuple[Any, ...]]) -> Any:
+        if isinstance(sources, Mapping):
+            made = {key: mapped(sources[key], element[key], maps) for key in sorted(sources)}
+            return type(element)(made)
+        if isinstance(sources, tuple):
+            parts = [mapped(*pair, maps) for pair in zip(sources, element, strict=True)]
+            return type(element)(*parts) if hasattr(element, "_fields") else tuple(parts)
+        for each in next(maps):
+            element = _as_traced(each)(element)
+        return element
+
+    return lambda element: mapped(node.sources, element, iter(node.maps))
+
+
+def _of_first(
+    call: Callable[[Nested], Nested],
+) -> Callable[[Nested, tf.Tensor], tuple[Nested, tf.Tensor]]:
+    """Returns a function of an element and its number of rows."""
+    return lambda element, rows: (call(element), rows)
+
+
+def _parallel(maps: list[Any]) -> dict[str, Any]:
+    """The arguments of `map` for the calls of some maps at once."""
+    calls = [each._num_parallel_calls for each in maps if kind(each) == "_ParallelMapDataset"]
+    if not calls:
+        return {}
+    numbers = [_constant(each) for each in calls]
+    number = tf.data.AUTOTUNE if tf.data.AUTOTUNE in numbers else max(numbers)
+    return {"num_parallel_calls": number, "deterministic": True}
+
+
+def _constant(number: tf.Tensor) -> int:
+    return int(tf.get_static_value(number))
+
+
+def _rows(batch: Nested, begin: tf.Tensor | int, end: tf.Tensor | int) -> Any:
+    """Returns some rows of a batch."""
+
+    def of(value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, tf.SparseTensor):
+            start = tf.concat([[begin], tf.zeros_like(value.dense_shape[1:])], 0)
+            shape = tf.concat([[end - begin], value.dense_shape[1:]], 0)
+            return tf.sparse.slice(value, start, shape)
+        return value[begin:end]
+
+    return tf.nest.map_structure(of, batch)
