@@ -154,7 +154,8 @@ def test_one_device_reads_with_a_plain_iterator_one_batch_ahead(ctx, how):
     rows = 4 // ctx.size if how == "dataset" else 4
     first = ctx.rank * rows if how == "dataset" else 0
     np.testing.assert_array_equal(local, np.arange(first, first + rows))
-    wait_until(lambda: 7 in made, "the second batch was made")
+    last = 3 + first + rows  # of this worker's rows of the second batch
+    wait_until(lambda: last in made, "the second batch was made")
     # The end of TensorFlow's own iterator waits for a thread of tf.data.
     assert type(iterator._iterators[0]._iterator).__name__ == "OwnedIterator"
 
