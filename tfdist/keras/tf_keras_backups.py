@@ -168,9 +168,10 @@ class Backups:
         return os.path.join(self.directory, backup.name)
 
     def _names(self) -> list[str]:
-        if not tf.io.gfile.isdir(self.directory):
+        try:
+            return [name.rstrip("/") for name in tf.io.gfile.listdir(self.directory)]
+        except tf.errors.NotFoundError:  # another process may have removed it just now
             return []
-        return [name.rstrip("/") for name in tf.io.gfile.listdir(self.directory)]
 
     def _complete(self) -> list[_Backup]:
         """The backups whose index has been written, which comes last; the newest one is last."""
@@ -185,8 +186,11 @@ class Backups:
         if backup.job == job:
             return bool(job) and backup.generation >= generation
         files = [name for name in self._names() if _Backup.of(name) == backup]
-        paths = [os.path.join(self.directory, name) for name in files]
-        ages = [time.time() - tf.io.gfile.stat(path).mtime_nsec / 1e9 for path in paths]
+        try:
+            times = [tf.io.gfile.stat(os.path.join(self.directory, name)) for name in files]
+        except tf.errors.NotFoundError:  # its own process has removed it just now
+            return True
+        ages = [time.time() - each.mtime_nsec / 1e9 for each in times]
         return min(ages, default=0.0) < _ABANDONED
 
     def _remove(self, removed: set[str]) -> None:

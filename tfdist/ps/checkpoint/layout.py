@@ -52,7 +52,9 @@ def row_files(folder: str) -> list[int]:
 
 
 def _matching(folder: str, pattern: re.Pattern[str]) -> list[int]:
-    if not tf.io.gfile.isdir(folder):
+    try:
+        names = tf.io.gfile.listdir(folder)
+    except tf.errors.NotFoundError:
         return []
-    matches = map(pattern.fullmatch, tf.io.gfile.listdir(folder))
+    matches = map(pattern.fullmatch, names)
     return sorted(int(match[1]) for match in matches if match)
