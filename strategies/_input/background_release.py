@@ -1,24 +1,14 @@
-"""Iterators of distributed datasets are destroyed in the background.
-
-The destructor of a tf.data iterator waits for the iterator's autotuning thread. TensorFlow (2.16 to
-2.21) wakes that thread before it sets the flag that the thread looks at; a thread that looks too
-early sleeps for the rest of its period, which doubles from 10 ms up to a minute. So the end of an
-epoch takes seconds now and then, mostly on a busy machine.
-"""
+"""Iterators of distributed datasets end in the background; see `data.background_release`."""
 
 from __future__ import annotations
 
-import os
-import queue
-import threading
-import weakref
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist._types import DistributedData
-from tfdist.internals.tensorflow import OwnedMultiDeviceIterator, input_lib
-from tfdist.ops.local.release import hold, release
+from tfdist.data.background_release import release_in_background
+from tfdist.internals.tensorflow import input_lib
 
 # For type checkers: a `tf.distribute.StrategyExtended` follows the mixin, and has no types.
 _Base: Any = object
@@ -50,7 +40,7 @@ class _Distributed(_Base):
         iterator = super().__iter__()
         if tf.executing_eagerly():
             for worker in iterator._iterators:
-                _releaser.follow(worker._iterator)
+                release_in_background(worker._iterator)
         return iterator
 
 
@@ -75,60 +65,3 @@ def _followed(distributed: DistributedData) -> DistributedData:
     followed = kind.__new__(kind)
     followed.__dict__ = distributed.__dict__
     return followed
-
-
-class _Releaser:
-    """The thread that has iterators destroyed, each by a thread of its own: one may wait long."""
-
-    def __init__(self) -> None:
-        self._ended: queue.SimpleQueue[list[tuple[tf.Tensor, tf.data.Dataset | None]]] = (
-            queue.SimpleQueue()
-        )
-        self._pid = 0
-
-    def follow(self, iterator: tf.data.Iterator) -> None:
-        """Destroys what a tf.data iterator holds, once nothing refers to the iterator."""
-        found = [iterator]
-        if isinstance(iterator, OwnedMultiDeviceIterator):
-            found = [*iterator._device_iterators, iterator]
-        # A generator's last call needs its dataset.
-        held = [(_resource(each), getattr(each, "_dataset", None)) for each in found]
-        if not all(tf.DeviceSpec.from_string(r.device).device_type == "CPU" for r, _ in held):
-            return
-        if self._pid != os.getpid():  # a forked process has no thread
-            self._pid = os.getpid()
-            threading.Thread(target=self._run, name="tfdist-iterators", daemon=True).start()
-        weakref.finalize(iterator, self._ended.put, held).atexit = False
-
-    def _run(self) -> None:
-        # An iterator may end in the middle of a thread's start, which is not reentrant: this thread
-        # starts the others.
-        while True:
-            arguments = (self._ended.get(),)
-            thread = threading.Thread(
-                target=_destroy, args=arguments, name="tfdist-iterator", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError:  # the process may have no more threads
-                _destroy(*arguments)
-            del arguments, thread
-
-
-def _destroy(held: list[tuple[tf.Tensor, tf.data.Dataset | None]]) -> None:
-    """Destroys iterators, one after the other, each before its dataset."""
-    while held:
-        resource, dataset = held.pop(0)
-        number = hold(resource)
-        del resource
-        release(number)
-        del dataset
-
-
-def _resource(iterator: tf.data.Iterator) -> tf.Tensor:
-    if isinstance(iterator, OwnedMultiDeviceIterator):
-        return iterator._multi_device_iterator_resource
-    return iterator._iterator_resource
-
-
-_releaser = _Releaser()

@@ -6,7 +6,9 @@ import functools
 import gc
 import threading
 import time
+import weakref
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -96,3 +98,63 @@ def test_a_distributed_dataset_is_one_of_tensorflow():
         return result
 
     assert total(distributed) == sum(range(8)) == total(distributed)
+
+
+def test_a_collection_that_takes_long_does_not_wait_either():
+    """Other threads run between the collection's word of the end and the end itself."""
+    ended, may_end = threading.Event(), threading.Event()
+
+    def numbers():
+        try:
+            yield from range(8)
+        finally:
+            may_end.wait(PATIENCE)
+            ended.set()
+
+    class Linked:
+        """Refers to itself, so that a collection ends it."""
+
+        def __init__(self, *held):
+            self.held = [self, *held]
+
+    spec = tf.TensorSpec([], tf.int64)
+    dataset = tf.data.Dataset.from_generator(numbers, output_signature=spec)
+    strategy = tfdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    gc.collect()
+    gc.disable()
+    linked = Linked(iter(strategy.experimental_distribute_dataset(dataset.batch(2))))
+    next(linked.held[1])
+    later = Linked()
+    weakref.finalize(later, time.sleep, 0.5)
+    del linked, later, dataset
+    began = time.monotonic()
+    gc.collect()
+    gc.enable()
+    assert time.monotonic() - began < PATIENCE / 2 and not ended.is_set()
+    may_end.set()
+    assert ended.wait(PATIENCE)
+
+
+def test_the_iterators_of_a_plain_fit_end_in_the_background():
+    """Once Keras is repaired, also without a strategy: a later collection waits for none."""
+    ended, may_end = threading.Event(), threading.Event()
+
+    def rows():
+        try:
+            yield from [np.ones((2, 3), np.float32)] * 8
+        finally:
+            may_end.wait(PATIENCE)
+            ended.set()
+
+    tfdist.MirroredStrategy(["CPU:0"])
+    spec = tf.TensorSpec([2, 3], tf.float32)
+    dataset = tf.data.Dataset.from_generator(rows, output_signature=spec).map(lambda x: (x, x))
+    model = keras.Sequential([keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    model.fit(dataset, steps_per_epoch=2, verbose=0)
+    began = time.monotonic()
+    del dataset, model
+    gc.collect()
+    assert time.monotonic() - began < PATIENCE / 2 and not ended.is_set()
+    may_end.set()
+    assert ended.wait(PATIENCE)

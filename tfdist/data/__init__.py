@@ -13,6 +13,7 @@
 | `service.py`, `server.py` | `distribute`: pipelines on data workers |
 | `cut/` | the cut of global batches before the maps |
 | `position.py`, `openings.py`, `order.py`, `iterators.py` | exact resume of other data |
+| `background_release.py` | iterators end in threads of their own |
 | `strategies.py` | the attributes of strategies that the input uses |
 | `draws.py`, `seeds.py` | the orders that shuffles draw, and the seeds |
 | `shares.py`, `rows.py` | the rows of a worker, and the rows of a dataset |

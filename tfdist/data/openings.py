@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist._types import DistributedData
 from tfdist.data import order
+from tfdist.data.background_release import release_in_background
 from tfdist.data.draws import Drawing, generators, generators_of_opening
 from tfdist.data.order import (
     opens_at_first_element,
@@ -284,6 +285,8 @@ class Openings:
         self.openings_read = target.openings_read
         self.draws = self.drawn()
         iterator = iter(data)
+        if isinstance(iterator, tf.data.Iterator):  # strategies do it for their own
+            release_in_background(iterator)
         if target.draws_now is not None:
             later = self._drawn_later()
             for generator, draws in zip(self._generators(), target.draws_now, strict=True):

@@ -53,7 +53,7 @@ _ELASTIC = f"{_HOOKS}.elastic"
 _SESSION = "tfdist.keras.session"
 _SUBSTITUTES = f"{_HOOKS}.substitutes"
 
-# In the order of installation. Where several replace one function the last is the outermost.
+# Where several replace one function the last is the outermost, whichever was installed first.
 # Repairs come first, so that hooks see a Keras without defects.
 FOR_STRATEGIES = (
     f"{_REPAIRS}.scopes",
@@ -146,7 +146,7 @@ def repair_tf_keras() -> None:
 
 @functools.cache
 def _repair_imported_tf_keras() -> None:
-    registry.install(*FOR_TF_KERAS)
+    _install(*FOR_TF_KERAS)
     for module in _LAYERS_OF_TF_KERAS:
         importlib.import_module(module)
 
@@ -164,7 +164,7 @@ def _repair_keras() -> bool:
         _log.warning(
             "tfdist repairs Keras %s; Keras %s is left as it is", tested, keras.__version__
         )
-        registry.install(*FOR_OLD_RELEASES)
+        _install(*FOR_OLD_RELEASES)
         return False
     if version > MAX_KERAS:
         if not allows_untested_keras():
@@ -181,7 +181,7 @@ def _repair_keras() -> bool:
             tested,
             keras.__version__,
         )
-    registry.install(*FOR_STRATEGIES)
+    _install(*FOR_STRATEGIES)
     _activate(every=True)
     for module in _LAYERS:
         importlib.import_module(module)
@@ -191,7 +191,7 @@ def _repair_keras() -> bool:
 
 def _repair_tuners() -> None:
     try:
-        registry.install(*FOR_TUNERS)
+        _install(*FOR_TUNERS)
     except ImportError as error:
         raise UnsupportedKerasError(
             "expected a release of keras-tuner that tfdist was tested with, 1.4.8, received "
@@ -201,18 +201,18 @@ def _repair_tuners() -> None:
 
 def repair_tables_of_tf_keras() -> None:
     """Makes tf_keras's optimizers send the rows of tables to the servers."""
-    registry.install(*TABLES_OF_TF_KERAS)
+    _install(*TABLES_OF_TF_KERAS)
 
 
 def repair_distributed_optimizers() -> None:
     """Repairs what `tfdist.DistributedOptimizer` needs of Keras 3."""
-    registry.install(*FOR_DISTRIBUTED_OPTIMIZERS)
+    _install(*FOR_DISTRIBUTED_OPTIMIZERS)
 
 
 def follow_data_tasks() -> None:
     """Makes `fit`, `evaluate` and `predict` commit the records of `tfdist.data`."""
     if _is_keras_3():
-        registry.install(*FOR_DATA_TASKS)
+        _install(*FOR_DATA_TASKS)
         _activate(every=False)
 
 
@@ -225,7 +225,11 @@ def _activate(every: bool) -> None:
 def keep_ops_from_xla() -> None:
     """Keeps Keras 3 from compiling tfdist's ops with XLA, if it has been imported."""
     if _is_keras_3():
-        registry.install(*FOR_INIT)
+        _install(*FOR_INIT)
+
+
+def _install(*modules: str) -> None:
+    registry.install(*modules, order=ALL)
 
 
 def _is_keras_3() -> bool:

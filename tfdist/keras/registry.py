@@ -17,7 +17,9 @@ function whose only parameter is `original` replaces a value: it is called once,
 value.
 
 Decorating registers and changes nothing. `install` does, in the order of the modules that it is
-given, and within a module in the order of definition: the last one is the outermost.
+given, and within a module in the order of definition: the last one is the outermost. Replacements
+that were installed earlier and come later in the order are put around the new ones again. So the
+order is the same in a process that used another part of tfdist first.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import functools
 import importlib
 import inspect
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tfdist.errors import UnsupportedKerasError
@@ -106,8 +108,18 @@ class Replacement:
         return marked
 
 
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    """An installed replacement, the value inside of it, and the value that it has made."""
+
+    replacement: Replacement
+    inner: Any
+    outer: Any
+
+
 _registered: list[Replacement] = []
-_installed: list[Replacement] = []
+# By the owner and the name; the innermost is the first.
+_layers: dict[tuple[type | types.ModuleType, str], list[_Layer]] = {}
 
 
 def repairs(
@@ -148,15 +160,17 @@ def registered(modules: Iterable[str]) -> list[Replacement]:
 
 
 def installed() -> list[Replacement]:
-    """The replacements that are installed in this process, in order."""
-    return list(_installed)
+    """The replacements that are installed in this process; of one target, the innermost first."""
+    return [layer.replacement for layers in _layers.values() for layer in layers]
 
 
-def install(*modules: str) -> None:
+def install(*modules: str, order: Sequence[str] = ()) -> None:
     """Installs what modules register for the installed Keras, all or nothing; each only once.
 
     Args:
       *modules: full names. They are imported now, and with them Keras.
+      order: full names of modules, from the innermost to the outermost. Modules that it does not
+        name are outside of all that are installed.
 
     Raises:
       UnsupportedKerasError: a function to be replaced is not as expected; nothing was changed.
@@ -164,7 +178,8 @@ def install(*modules: str) -> None:
     import keras
 
     release = tuple(int(part) for part in keras.__version__.split(".")[:2])
-    new = [r for r in registered(modules) if r.is_for(release) and r not in _installed]
+    present = installed()
+    new = [r for r in registered(modules) if r.is_for(release) and r not in present]
     problems = [f"{r.target} {problem}" for r in new if (problem := r.mismatch()) is not None]
     if problems:
         raise UnsupportedKerasError(
@@ -172,10 +187,28 @@ def install(*modules: str) -> None:
             f"the form that tfdist knows: {'; '.join(problems)}. Install a release of Keras that "
             "tfdist was tested with; its requirements name them."
         )
-    for new_one in new:
-        current = getattr(new_one.owner, new_one.name, None)
-        setattr(new_one.owner, new_one.name, new_one.around(current))
-        _installed.append(new_one)
+    places = {module: place for place, module in enumerate(order)}
+    for each in new:
+        _put(each, places)
+
+
+def _put(new: Replacement, places: dict[str, int]) -> None:
+    """Puts a replacement inside of the installed replacements of later places."""
+
+    def place(replacement: Replacement) -> int:
+        return places.get(replacement.function.__module__, len(places))
+
+    layers = _layers.setdefault((new.owner, new.name), [])
+    current = getattr(new.owner, new.name, None)
+    later: list[Replacement] = []
+    # A function that somebody else has put around ours stays inside of the new one.
+    while layers and layers[-1].outer is current and place(layers[-1].replacement) > place(new):
+        current = layers[-1].inner
+        later.insert(0, layers.pop().replacement)
+    for replacement in (new, *later):
+        layers.append(_Layer(replacement, current, replacement.around(current)))
+        current = layers[-1].outer
+    setattr(new.owner, new.name, current)
 
 
 def _numbers(release: str) -> tuple[int, ...]:

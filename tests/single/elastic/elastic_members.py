@@ -107,7 +107,7 @@ def closing() -> Iterator[list[Process]]:
     """A list; the processes that are put into it are closed at the end."""
     processes: list[Process] = []
     # The garbage of earlier tests stays: the destructor of a tf.data iterator may wait for a minute
-    # (see strategies/_input/background_release.py), in the thread that happens to collect it.
+    # (see data/background_release.py), in the thread that happens to collect it.
     gc.disable()
     try:
         yield processes

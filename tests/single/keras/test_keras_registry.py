@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -132,9 +135,9 @@ def fake(monkeypatch):
     """A module whose repairs are of a class that no other test knows."""
     owner = type("Fake", (), {"one": lambda self, x: x, "two": lambda self, x: 10 * x, "three": 3})
     module = types.ModuleType("tfdist_fake_repairs")
-    monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(registry, "_registered", [])
-    monkeypatch.setattr(registry, "_installed", [])
+    monkeypatch.setattr(registry, "_layers", {})
 
     def register(name, function, **releases):
         function.__module__ = module.__name__
@@ -151,6 +154,73 @@ def test_repairs_are_installed_once_and_in_order(fake):
         registry.install(fake.module)
         assert fake.owner().one(3) == 8
         assert fake.owner.three == 4
+
+
+def test_the_order_does_not_depend_on_what_is_installed_first(fake, monkeypatch):
+    """Three modules in all six orders; a fourth, which the order does not name, is outside."""
+    calls = []
+    names = [f"{fake.module}_{letter}" for letter in "abcd"]
+
+    def note(letter):
+        def method(original, self, x):
+            calls.append(letter)
+            return original(self, x)
+
+        return method
+
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    for first in itertools.permutations(names):
+        owner = type("Fake", (), {"one": lambda self, x: x})
+        monkeypatch.setattr(registry, "_registered", [])
+        for name in names:
+            function = note(name[-1])
+            function.__module__ = name
+            registry.hooks(owner, "one")(function)
+        for name in first:
+            registry.install(name, order=names[:3])
+        assert owner().one(3) == 3
+        assert "".join(calls) == "dcba"
+        calls.clear()
+
+
+def test_what_somebody_else_has_put_around_a_repair_stays(fake, monkeypatch):
+    fake.register("one", lambda original, self, x: original(self, x) + 1)
+    registry.install(fake.module)
+    ours = fake.owner.one
+    monkeypatch.setattr(fake.owner, "one", lambda self, x: ours(self, x) * 10)
+    fake.register("one", lambda original, self, x: original(self, x) + 5)
+    registry.install(fake.module, order=[fake.module])
+    assert fake.owner().one(3) == 45
+
+
+def test_strategies_are_repaired_alike_after_whatever_comes_before():
+    """In a new process, in which parts of the list are installed first."""
+    program = """
+import keras, tf_keras
+import tfdist
+from tfdist import keras as of_keras
+from tfdist.keras import registry
+of_keras.follow_data_tasks()
+of_keras.keep_ops_from_xla()
+of_keras.repair_tables_of_tf_keras()
+of_keras.repair_distributed_optimizers()
+of_keras.apply_repairs()
+places = {module: place for place, module in enumerate(of_keras.ALL)}
+targets = {}
+for each in registry.installed():
+    targets.setdefault(each.target, []).append(each)
+several = [found for found in targets.values() if len(found) > 1]
+assert len(several) > 5
+for found in several:
+    got = [places[each.function.__module__] for each in found]
+    assert got == sorted(got), found
+    outer = getattr(found[0].owner, found[0].name)
+    for each in reversed(found):
+        assert outer.tfdist_replacement is each
+        outer = outer.__wrapped__
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100, cwd=ROOT)
 
 
 def test_repairs_of_other_releases_are_not_installed(fake):
