@@ -45,4 +45,10 @@ int CeilLog2(int n) {
   return log;
 }
 
+int LargestPower(int n) {
+  int power = 1;
+  while (2 * power <= n) power *= 2;
+  return power;
+}
+
 }  // namespace tfdist

@@ -68,6 +68,9 @@ std::vector<size_t> Bounds(const std::vector<uint64_t>& bytes);
 // ceil(log2(n)) for n >= 1.
 int CeilLog2(int n);
 
+// The largest power of two that is at most n, for n >= 1.
+int LargestPower(int n);
+
 }  // namespace tfdist
 
 #endif  // TFDIST_OPS_CORE_ALGORITHMS_PLAN_H_

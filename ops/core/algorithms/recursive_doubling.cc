@@ -3,10 +3,7 @@
 namespace tfdist {
 
 Plan RecursiveDoubling(int rank, int size, size_t bytes) {
-  int power = 1;
-  while (2 * power <= size) power *= 2;
-  const int extra = size - power;
-  const int doublings = CeilLog2(power);
+  const int power = LargestPower(size), extra = size - power, doublings = CeilLog2(power);
   Plan plan;
   plan.steps = doublings + (extra > 0 ? 2 : 0);
   const Span input = {Memory::kInput, 0}, output = {Memory::kOutput, 0};

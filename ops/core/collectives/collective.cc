@@ -68,6 +68,10 @@ const char* Name(Algorithm algorithm) {
       return "direct";
     case Algorithm::kDissemination:
       return "dissemination";
+    case Algorithm::kHalvingDoubling:
+      return "halving and doubling";
+    case Algorithm::kDoubleTree:
+      return "double tree";
   }
   return "an unknown algorithm";
 }

@@ -55,6 +55,8 @@ enum class Algorithm : uint8_t {
   kBruck = 6,
   kDirect = 7,
   kDissemination = 8,
+  kHalvingDoubling = 9,
+  kDoubleTree = 10,
 };
 
 const char* Name(Algorithm algorithm);

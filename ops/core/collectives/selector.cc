@@ -12,6 +12,8 @@
 #include "core/algorithms/chain.h"
 #include "core/algorithms/direct.h"
 #include "core/algorithms/dissemination.h"
+#include "core/algorithms/double_tree.h"
+#include "core/algorithms/halving_doubling.h"
 #include "core/algorithms/recursive_doubling.h"
 #include "core/algorithms/ring.h"
 #include "core/algorithms/stripes.h"
@@ -103,6 +105,8 @@ bool HasAlgorithm(CollectiveKind kind, Algorithm algorithm) {
              kind == CollectiveKind::kAllGather;
     case Algorithm::kRecursiveDoubling:
     case Algorithm::kTwoLevel:
+    case Algorithm::kHalvingDoubling:
+    case Algorithm::kDoubleTree:
       return kind == CollectiveKind::kAllReduce;
     case Algorithm::kTree:
     case Algorithm::kChain:
@@ -144,6 +148,13 @@ Plan MakePlan(const Signature& signature, int rank, const std::vector<int>& host
   switch (static_cast<CollectiveKind>(signature.kind)) {
     case CollectiveKind::kAllReduce: {
       if (algorithm == Algorithm::kRecursiveDoubling) return RecursiveDoubling(rank, size, bytes);
+      if (algorithm == Algorithm::kHalvingDoubling) {
+        return HalvingDoubling(rank, size,
+                               EvenBounds(signature.elements, width, LargestPower(size)));
+      }
+      if (algorithm == Algorithm::kDoubleTree) {
+        return DoubleTree(rank, size, EvenBounds(signature.elements, width, 2));
+      }
       const int segments = algorithm == Algorithm::kTwoLevel ? HostCount(hosts) : size;
       const std::vector<size_t> bounds =
           StripedSegments(signature, hosts) > 0

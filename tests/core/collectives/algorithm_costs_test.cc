@@ -58,6 +58,31 @@ const std::vector<Row> kTable = {
        const size_t ring = c.H == 1 ? 0 : 2 * c.B - c.Part(host + 1, c.H) - c.Part(host + 2, c.H);
        return Cost{steps, 2 * (c.H - 1) + down, ring + down * c.B};
      }},
+    {{CollectiveKind::kAllReduce, Algorithm::kHalvingDoubling},
+     [](const Case& c, int r) {
+       const int log = Log2(c.N), P = 1 << log, E = c.N - P;
+       const int steps = 2 * log + (E > 0 ? 2 : 0);
+       if (r >= P) return Cost{steps, 1, c.B};
+       // On the way down all segments but its own one; on the way up its own one in each step.
+       size_t bytes = c.B - c.Part(r, P);
+       for (int bit = 1; bit < P; bit *= 2) {
+         for (int i = 0; i < bit; ++i) bytes += c.Part(r / bit * bit + i, P);
+       }
+       return Cost{steps, 2 * log + (r < E ? 1 : 0), bytes + (r < E ? c.B : 0)};
+     }},
+    {{CollectiveKind::kAllReduce, Algorithm::kDoubleTree},
+     [](const Case& c, int r) {
+       Cost cost{2 * Log2(c.N), 0, 0};
+       for (int tree = 0; tree < 2; ++tree) {
+         // The sum of one half goes up, and the result down to each child.
+         const int place = (r + tree) % c.N + 1, half = place & -place;
+         int messages = place == 1 << Log2(c.N) ? 0 : 1;
+         if (half > 1) messages += place + 1 <= c.N ? 2 : 1;
+         cost.messages += messages;
+         cost.bytes += messages * c.Part(tree, 2);
+       }
+       return cost;
+     }},
     {{CollectiveKind::kReduce, Algorithm::kTree},
      [](const Case& c, int r) {
        const int sends = r == c.job.root ? 0 : 1;
@@ -151,7 +176,7 @@ void TestRow(const Row& row, Ranks& comms, int hosts, size_t count, bool even) {
       std::abort();
     }
     // Messages whose sizes are multiples of a chunk are cut into whole chunks.
-    const bool whole_chunks = even && c.B > 0 && c.B % (c.N * c.H * kChunkBytes) == 0;
+    const bool whole_chunks = even && c.B > 0 && c.B % (2 * c.N * c.H * kChunkBytes) == 0;
     if (whole_chunks && row.method.kind != CollectiveKind::kBarrier) {
       CHECK(chunks == bytes / kChunkBytes);
     }
@@ -204,7 +229,8 @@ TEST_CASE("costs") {
     for (const int hosts : {1, 2, 3}) {
       if (hosts > size) continue;
       Ranks comms = ConnectedOn(size, hosts);
-      const size_t large = static_cast<size_t>(size * hosts) * kChunkBytes / 4;
+      // Its parts for 2, `size` and `hosts` ranks are whole chunks.
+      const size_t large = static_cast<size_t>(2 * size * hosts) * kChunkBytes / 4;
       for (const Row& row : kTable) {
         if (hosts > 1 && row.method.algorithm != Algorithm::kTwoLevel) continue;
         TestSteps(row, size, hosts);

@@ -102,7 +102,8 @@ void TestBarrier(int size) {
 void TestSameBits(int size) {
   Ranks comms = ConnectedOn(size, 3);
   for (const Algorithm algorithm :
-       {Algorithm::kRing, Algorithm::kRecursiveDoubling, Algorithm::kTwoLevel}) {
+       {Algorithm::kRing, Algorithm::kRecursiveDoubling, Algorithm::kTwoLevel,
+        Algorithm::kHalvingDoubling, Algorithm::kDoubleTree}) {
     std::vector<std::vector<float>> values(size, std::vector<float>(1000));
     std::vector<Ending> endings;
     for (int rank = 0; rank < size; ++rank) {
@@ -122,7 +123,8 @@ void TestSameBits(int size) {
 
 TEST_CASE("nan") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kRecursiveDoubling}) {
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kRecursiveDoubling,
+                                    Algorithm::kHalvingDoubling, Algorithm::kDoubleTree}) {
     for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
       Ranks comms = Connected(3);
       std::vector<std::vector<float>> values = {{nan, 1, 1, 2}, {1, nan, 1, 3}, {1, 1, nan, 4}};

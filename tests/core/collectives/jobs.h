@@ -23,6 +23,8 @@ inline const std::vector<Method> kMethods = {
     {CollectiveKind::kAllReduce, Algorithm::kRing},
     {CollectiveKind::kAllReduce, Algorithm::kRecursiveDoubling},
     {CollectiveKind::kAllReduce, Algorithm::kTwoLevel},
+    {CollectiveKind::kAllReduce, Algorithm::kHalvingDoubling},
+    {CollectiveKind::kAllReduce, Algorithm::kDoubleTree},
     {CollectiveKind::kReduce, Algorithm::kTree},
     {CollectiveKind::kReduce, Algorithm::kChain},
     {CollectiveKind::kReduceScatter, Algorithm::kRing},

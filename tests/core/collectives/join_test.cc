@@ -68,7 +68,8 @@ TEST_CASE("operations") {
     }
     uint64_t key = 100;
     for (const Algorithm algorithm :
-         {Algorithm::kRing, Algorithm::kRecursiveDoubling, Algorithm::kTwoLevel}) {
+         {Algorithm::kRing, Algorithm::kRecursiveDoubling, Algorithm::kTwoLevel,
+          Algorithm::kHalvingDoubling, Algorithm::kDoubleTree}) {
       for (const DType dtype : kReducible) {
         for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax,
                                   ReduceOp::kProduct}) {
