@@ -16,6 +16,12 @@ from baselines.all_reducers import stock_strategy
 
 EXAMPLES = 512
 SKIPPED = 2  # warm-up steps of every fit
+MODELS = ("dense", "cnn")
+
+
+def batch_of(model: str, batch: int) -> int:
+    """The examples of each worker in a step of a model: fewer of a large one."""
+    return max(2, batch // 8) if model == "resnet50" else batch
 
 
 class Worker:
@@ -24,26 +30,28 @@ class Worker:
     Args:
       rank: of this process, which is pinned to one processor.
       scale: of the models' widths.
-      batch: examples of each worker in a step.
+      batch: examples of each worker in a step, as for `batch_of`.
+      models: their names: "dense", "cnn" and "resnet50".
     """
 
     # How the examples are dealt out; OFF: all workers train on the same ones, so that the weights
     # do not depend on the number of workers.
     sharding = "OFF"
 
-    def __init__(self, rank: int, scale: float, batch: int) -> None:
+    def __init__(self, rank: int, scale: float, batch: int, models: Sequence[str] = MODELS) -> None:
         processors = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {processors[rank % len(processors)]})
         import tensorflow as tf
 
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        self._scale, self._batch = scale, batch
+        self._scale, self._batch, self._names = scale, batch, models
 
     def _prepare(self, strategy: Any, keras: ModuleType) -> None:
         self._strategy, self._keras = strategy, keras
         self._models, self._began = {}, {}
         with strategy.scope():
-            for name, make in (("dense", self._dense), ("cnn", self._cnn)):
+            for name in self._names:
+                make = {"dense": self._dense, "cnn": self._cnn, "resnet50": self._resnet}[name]
                 keras.utils.set_random_seed(1)  # all workers make the same model
                 model = self._models[name] = make()
                 model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -64,6 +72,12 @@ class Worker:
         body += [layers.Flatten(), layers.Dense(width(256), "relu"), layers.Dense(10)]
         return self._keras.Sequential([layers.Input((28, 28, 1)), *body])
 
+    def _resnet(self):
+        """25.6 M parameters."""
+        return self._keras.applications.ResNet50(
+            weights=None, input_shape=(64, 64, 3), classifier_activation=None
+        )
+
     def _width(self, units: int) -> int:
         return max(1, round(units * self._scale))
 
@@ -79,7 +93,7 @@ class Worker:
         random = np.random.default_rng(2)
         x = self._inputs(random, (EXAMPLES, *model.input_shape[1:]))
         y = random.integers(10, size=EXAMPLES)
-        batch = self._batch * self._strategy.num_replicas_in_sync
+        batch = batch_of(name, self._batch) * self._strategy.num_replicas_in_sync
         dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(batch)
         options = tf.data.Options()
         policy = tf.data.experimental.AutoShardPolicy[self.sharding]
@@ -110,8 +124,10 @@ class Worker:
 class TfdistWorker(Worker):
     """Keras 3 under `tfdist.MultiWorkerMirroredStrategy`."""
 
-    def __init__(self, rank: int, scale: float, batch: int, tf_config: str) -> None:
-        super().__init__(rank, scale, batch)
+    def __init__(
+        self, rank: int, scale: float, batch: int, tf_config: str, models: Sequence[str] = MODELS
+    ) -> None:
+        super().__init__(rank, scale, batch, models)
         os.environ["TF_CONFIG"] = tf_config
         import keras
 
@@ -123,8 +139,15 @@ class TfdistWorker(Worker):
 class StockWorker(Worker):
     """tf_keras under TensorFlow's own strategy, RING, with which Keras 3 does not work."""
 
-    def __init__(self, rank: int, scale: float, batch: int, addresses: Sequence[str]) -> None:
-        super().__init__(rank, scale, batch)
+    def __init__(
+        self,
+        rank: int,
+        scale: float,
+        batch: int,
+        addresses: Sequence[str],
+        models: Sequence[str] = MODELS,
+    ) -> None:
+        super().__init__(rank, scale, batch, models)
         strategy = stock_strategy(rank, addresses)
         import tf_keras
 
