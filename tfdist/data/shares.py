@@ -26,18 +26,42 @@ def rows_of(batch: Nested, shares: int | tf.Tensor, share: int | tf.Tensor) -> N
         # The shares' shapes must not depend on the share.
         rows = _number_of_rows(first_leaf)
     size = (rows + shares - 1) // shares
-    first, last = share * size, (share + 1) * size
+    return rows_between(batch, share * size, (share + 1) * size)
+
+
+def rows_between(batch: Nested, first: int | tf.Tensor, last: int | tf.Tensor) -> Nested:
+    """Returns some rows of a batch, which may have fewer.
+
+    Args:
+      batch: as for `rows_of`.
+      first: the first row; a number, or an integer tensor without dimensions.
+      last: the row after the last one.
+
+    Returns:
+      The same structure.
+    """
 
     def cut(value: AnyTensor | None) -> AnyTensor | None:
         if value is None:
             return None
         if isinstance(value, tf.SparseTensor):
-            start = tf.concat([[first], tf.zeros_like(value.dense_shape[1:], tf.int32)], 0)
-            shape = tf.concat([[size], tf.cast(value.dense_shape[1:], tf.int32)], 0)
-            return tf.sparse.slice(value, tf.cast(start, tf.int64), tf.cast(shape, tf.int64))
+            begin, rows = (tf.cast(number, tf.int64) for number in (first, last - first))
+            start = tf.concat([[begin], tf.zeros_like(value.dense_shape[1:])], 0)
+            shape = tf.concat([[rows], value.dense_shape[1:]], 0)
+            return tf.sparse.slice(value, start, shape)
         return value[first:last]
 
     return tf.nest.map_structure(cut, batch)
+
+
+def number_of_rows(batch: Nested) -> int | None:
+    """Returns how many rows a batch in memory has; `None` if it has no tensors.
+
+    Args:
+      batch: as for `rows_of`.
+    """
+    first = next((leaf for leaf in tf.nest.flatten(batch) if leaf is not None), None)
+    return None if first is None else int(_number_of_rows(first))
 
 
 def _number_of_rows(leaf: AnyTensor) -> tf.Tensor:

@@ -8,6 +8,7 @@ from tensorflow.python.checkpoint.tensor_callable import Callable as Callable
 from tensorflow.python.data.experimental.ops.data_service_ops import (
     _from_dataset_id as _from_dataset_id,
 )
+from tensorflow.python.data.ops import prefetch_op as prefetch_op
 from tensorflow.python.data.ops.multi_device_iterator_ops import (
     OwnedMultiDeviceIterator as OwnedMultiDeviceIterator,
 )

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import tree
 
 from tfdist._types import KerasModel, Nested, StepFunction
+from tfdist.data.cut.ahead import GlobalBatch
 from tfdist.elastic.atomic_step import communicates
 from tfdist.elastic.job import ElasticJob
 from tfdist.keras.elastic_state import state_of_newcomer
@@ -48,7 +49,7 @@ class LocalElasticStep(ElasticStep):
         """Makes a step alone, and ends a round together with all members if one is due.
 
         Args:
-          batch: the global batch, in memory.
+          batch: the global batch, a `GlobalBatch` or its tensors.
           where: the step's name in messages.
           is_first: whether it is the first step of an execution: only there members come and go.
 
@@ -62,7 +63,7 @@ class LocalElasticStep(ElasticStep):
         newcomer = state_of_newcomer(self._job)
         if newcomer is not None:
             newcomer.take_again()
-        step = self.step_on(batch)
+        step = self.step_on(batch if isinstance(batch, GlobalBatch) else GlobalBatch(batch))
         self._round_end().change_members(where, admits=is_first)
         result, _ = step([0.0, 0.0])
         self._round_end().end_if_due(where)
@@ -82,7 +83,7 @@ class LocalElasticStep(ElasticStep):
             self._end = self._local.round_end(rounds, counters)
         return self._end
 
-    def _traced(self, batch: Nested, flags: tf.Tensor) -> Nested:
+    def _traced(self, share: Nested, rows: tf.Tensor | None, flags: tf.Tensor) -> Nested:
         strategy = self._model.distribute_strategy
         sums = [
             variable
@@ -91,7 +92,7 @@ class LocalElasticStep(ElasticStep):
         ]
         before = [variable.values[0].read_value() for variable in sums]
         with self._local.ending_rounds() as rounds:
-            outputs = strategy.run(self._read_step, args=(self._share(batch),))
+            outputs = strategy.run(self._read_step, args=(share,))
         self._check_is_alone()
         self._rounds |= {id(running): running for running in rounds}
         for variable, old in changed_by_step(sums, before):

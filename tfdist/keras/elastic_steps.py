@@ -1,7 +1,7 @@
 """Steps of Keras 3 and tf_keras as units of work of an elastic job.
 
-A step takes a whole global batch. Its rows are cut among the members that are alive when it runs,
-and it is traced once: rank and number of members are read at each execution.
+A step takes a global batch. Its rows are cut among the members that are alive when it is made, and
+again when it is repeated with others. It is traced once, for any number of rows.
 
 Metrics, and other variables that replicas have of their own until they are read
 (`tf.VariableSynchronization.ON_READ`), are made equal on all members within the step. So the state
@@ -27,7 +27,8 @@ from keras import tree
 
 from tfdist import ops
 from tfdist._types import KerasModel, Logs, Nested, StepFunction
-from tfdist.data.shares import rows_of
+from tfdist.data.cut.ahead import GlobalBatch
+from tfdist.data.shares import rows_between
 from tfdist.elastic.atomic_step import AtomicStep, read, type_of, written
 from tfdist.elastic.job import ElasticJob, Unit
 from tfdist.elastic.values import assign_values
@@ -36,7 +37,7 @@ from tfdist.elastic.values import assign_values
 # its own value.
 from tfdist.internals.tensorflow import SyncOnReadVariable, regroup
 from tfdist.keras.elastic_state import state_of_newcomer
-from tfdist.keras.hooks.row_weights import knowing_rows, rows_in
+from tfdist.keras.hooks.row_weights import knowing_rows
 from tfdist.keras.models import (
     metrics_variables,
     model_variables,
@@ -102,7 +103,7 @@ class ElasticStep:
         """Makes a step together with all members.
 
         Args:
-          batch: the global batch, in memory.
+          batch: the global batch, a `GlobalBatch` or its tensors.
           where: the step's name in messages.
           is_first: whether it is the first step of an execution, between which callbacks are
             called, and members leave and join.
@@ -113,6 +114,7 @@ class ElasticStep:
         Raises:
           Exception: as for `ElasticJob.run`.
         """
+        batch = batch if isinstance(batch, GlobalBatch) else GlobalBatch(batch)
         newcomer = state_of_newcomer(self._job)
         if newcomer is not None:
             if not self._admits:
@@ -141,11 +143,18 @@ class ElasticStep:
             self._job.take_flags(flags)
         return result
 
-    def step_on(self, batch: Nested) -> Callable[[Sequence[float]], Nested]:
+    def step_on(self, batch: GlobalBatch) -> Callable[[Sequence[float]], Nested]:
         """Returns a function that takes this member's flags, and makes the step on a batch."""
-        leaves, structure = _leaves(batch)
+        leaves, structure = _leaves(batch.sample)
         function = self._function([tf.type_spec_from_value(leaf) for leaf in leaves], structure)
-        return lambda flags: function(leaves, tf.constant(flags, tf.float64))
+
+        def step(flags: Sequence[float]) -> Nested:
+            communicator = self._job.communicator
+            own, each = self._own(batch, communicator.rank, communicator.size)
+            cut = tf.constant([batch.rows or 0, each], tf.int64)
+            return function(_leaves(own)[0], cut, tf.constant(flags, tf.float64))
+
+        return step
 
     def trace(self, spec: Nested) -> tf.types.experimental.ConcreteFunction:
         """Traces the step without running it; returns the concrete function.
@@ -164,20 +173,22 @@ class ElasticStep:
         """Whether a resource belongs to a variable which only makes this step atomic."""
         return self._atomic.is_private(handle)
 
-    def _alone(self, batch: Nested) -> Nested:
+    def _alone(self, batch: GlobalBatch) -> Nested:
         """A newcomer's step of `evaluate` or `predict` in a callback.
 
         The members have made it before they have let the newcomer join.
         """
         if not self._gathers:
-            share = self._share_of(batch, tf.constant(0), tf.constant(1))
+            own, each = self._own(batch, 0, 1)
+            share = self._of_devices(own, each)
             self._model.distribute_strategy.run(self._read_step, args=(share,))
         return self._healed(batch)
 
-    def _healed(self, batch: Nested) -> Nested:
+    def _healed(self, batch: GlobalBatch) -> Nested:
         if self._gathers:
             # The result is no variable, so it did not come with them. No other member is needed.
-            return self._model.distribute_strategy.experimental_local_results(self._step(batch))[0]
+            whole, _ = self._own(batch, 0, 1)
+            return self._model.distribute_strategy.experimental_local_results(self._step(whole))[0]
         return self._model.get_metrics_result()
 
     def _function(
@@ -203,29 +214,34 @@ class ElasticStep:
     def _new_function(
         self, specs: Sequence[tf.TypeSpec], structure: Callable[[Sequence], Nested]
     ) -> tf.types.experimental.PolymorphicFunction:
-        def elastic_step(leaves: list, flags: tf.Tensor) -> Nested:
+        def elastic_step(leaves: list, cut: tf.Tensor, flags: tf.Tensor) -> Nested:
             self._atomic.make_atomic(tf.compat.v1.get_default_graph())
-            return self._traced(structure(leaves), flags)
+            share = self._of_devices(structure(leaves), cut[1])
+            return self._traced(share, cut[0] if leaves else None, flags)
 
         # Keys of collectives contain it.
         elastic_step.__name__ = f"elastic_{self._name}"
         return tf.function(
             elastic_step,
-            input_signature=[specs, tf.TensorSpec([2], tf.float64)],
+            input_signature=[
+                specs,
+                tf.TensorSpec([2], tf.int64),
+                tf.TensorSpec([2], tf.float64),
+            ],
             autograph=False,
         )
 
-    def _traced(self, batch: Nested, flags: tf.Tensor) -> Nested:
+    def _traced(self, share: Nested, rows: tf.Tensor | None, flags: tf.Tensor) -> Nested:
         strategy = self._model.distribute_strategy
         if self._admits:
             self._agree_on_scalars()
-        self._rows = rows_in(batch)
+        self._rows = rows
         own = [] if self._gathers else own_variables(self._model)
         before = [[part.read_value() for part in variable.values] for variable in own]
         tables = _tables_of(self._model)
         trains = self._admits
         with contextlib.nullcontext() if tables is None else tables.unit(trains):
-            outputs = strategy.run(self._read_step, args=(self._share(batch),))
+            outputs = strategy.run(self._read_step, args=(share,))
         self._rows = None
         if self._gathers:
             return self._gathered(outputs), flags
@@ -300,17 +316,18 @@ class ElasticStep:
         for parts, value in zip(scalars, values, strict=True):
             assign_values(parts, [value] * len(parts))
 
-    def _share(self, batch: Nested) -> Nested:
-        """This member's rows of a batch, for each of its devices."""
-        return self._share_of(batch, *world(self._job.communicator))
+    def _own(self, batch: GlobalBatch, rank: int, size: int) -> tuple[Nested, int]:
+        """A member's rows of a batch, and the number of rows of a full device."""
+        devices = len(self._model.distribute_strategy.extended.worker_devices)
+        return batch.share(size * devices, rank * devices, devices)
 
-    def _share_of(self, batch: Nested, rank: tf.Tensor, size: tf.Tensor) -> Nested:
-        devices = self._model.distribute_strategy.extended.worker_devices
-        parts = [
-            rows_of(batch, size * len(devices), rank * len(devices) + i)
-            for i in range(len(devices))
-        ]
-        return parts[0] if len(parts) == 1 else regroup(tuple(parts), always_wrap=True)
+    def _of_devices(self, own: Nested, each: int | tf.Tensor) -> Nested:
+        """This member's rows of a batch, for each of its devices."""
+        devices = len(self._model.distribute_strategy.extended.worker_devices)
+        if devices == 1:
+            return own
+        parts = [rows_between(own, i * each, (i + 1) * each) for i in range(devices)]
+        return regroup(tuple(parts), always_wrap=True)
 
     def _reduce_own(
         self,

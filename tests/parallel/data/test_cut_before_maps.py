@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
+from support.example_runs import ROOT, alone, documented_command, typed
 from support.processes.ranks import on_ranks
 from support.ps_job import on_job, served, train_like_alone
 from support.training.models import (
@@ -87,6 +90,50 @@ def test_fit_evaluate_and_predict(ctx, kind):
         assert difference(weights, alone.get_weights()) <= EXACT
         np.testing.assert_allclose(found, alone.evaluate(whole, verbose=0), rtol=1e-5)
     return weights
+
+
+@pytest.mark.parametrize("package", ["keras", "tf_keras"])
+@on_ranks(WORKERS, env={"TFDIST_ELASTIC": f"1:{WORKERS}"}, check=identical)
+def test_members_of_an_elastic_job(ctx, package):
+    """`fit`, `evaluate` and `predict`; each member maps its rows ahead of the steps."""
+    library = importlib.import_module(package)
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    library.utils.set_random_seed(0)
+    with strategy.scope():
+        model = built_classifier(library.optimizers.SGD(0.1), library=library)
+    first = model.get_weights()
+    calls = []
+    data = PIPELINES["parallel map"](mapped(calls))
+    model.fit(data, epochs=EPOCHS, verbose=0)
+    # Of 16 rows 6, 6 and 4; the last batch may have been mapped ahead of the job's beginning.
+    own = EPOCHS * (4 * (6, 6, 4)[ctx.rank] + 2)
+    assert own <= len(calls) <= own + BATCH < ROWS * EPOCHS
+    found = model.evaluate(data, verbose=0)
+    rows_of_model = model.predict(rows().map(mapped([])).batch(BATCH), verbose=0)
+    weights = model.get_weights()
+    if ctx.rank == 0:
+        alone = built_classifier(library.optimizers.SGD(0.1), library=library)
+        alone.set_weights(first)
+        whole = PIPELINES["parallel map"](mapped([]))
+        alone.fit(whole, epochs=EPOCHS, verbose=0)
+        assert difference(weights, alone.get_weights()) <= EXACT
+        np.testing.assert_allclose(found, alone.evaluate(whole, verbose=0), rtol=1e-5)
+        expected = alone.predict(rows().map(mapped([])).batch(BATCH), verbose=0)
+        np.testing.assert_allclose(rows_of_model, expected, rtol=1e-4, atol=1e-6)
+    return weights
+
+
+def test_the_example():
+    """Each worker decodes half of the images; one process has the same weights."""
+    example = "keras_examples/shared_maps.py"
+    options = ("--limit", "1000", "--epochs", "1")
+    lines = typed([*documented_command(example), *options])
+    assert sorted(line for line in lines if "decoded" in line) == [
+        f"[worker {rank}] decoded 500 of 1,000 images" for rank in range(2)
+    ]
+    (total,) = [line.rpartition(" ")[2] for line in lines if "sum of the weights" in line]
+    output = alone(ROOT / example, *options)
+    assert f"sum of the weights: {total}" in output and "decoded 1,000 of 1,000" in output
 
 
 @on_ranks(2)

@@ -15,9 +15,10 @@ from support.tiers import LONG
 pytestmark = pytest.mark.timeout(240)
 
 
-def test_kills_at_batches(tmp_path):
+@pytest.mark.parametrize("data", ["dataset", "mapped"])
+def test_kills_at_batches(data, tmp_path):
     """Rank 0 in the middle of an epoch, one at the first batch of an epoch, one at any moment."""
-    fit = Fit()
+    fit = Fit(data=data)
     course, results = suffer(
         fit,
         [
@@ -66,7 +67,7 @@ def test_around_the_ends_of_epochs(tmp_path):
 
 
 @pytest.mark.long(covered_by="single/elastic/test_membership_partition.py")
-@pytest.mark.parametrize("data", ["arrays", "dataset"])
+@pytest.mark.parametrize("data", ["arrays", "dataset", "mapped"])
 def test_stopped_workers_join_again(data, tmp_path):
     """In the same process, unless its shuffle cannot go back: then in a new one."""
     fit = Fit(data=data, is_quick=True)
@@ -105,7 +106,7 @@ def test_growth(tmp_path):
 
     Each time they begin to search the size of buckets, and the last four find it.
     """
-    fit = Fit(searches=True)
+    fit = Fit(data="mapped", searches=True)
     course, results = suffer(
         fit,
         [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable
 
 import numpy as np
@@ -10,96 +9,11 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from support.training.pipelines import BATCHES, CUTS, ELEMENTS, Dataset, changed, flat, rows
 from tfdist.data.cut.plan import CutPlan, plan_of
-from tfdist.data.cut.share import share_of
+from tfdist.data.cut.share import own_rows, share_of
 from tfdist.data.shares import rows_of
-
-Dataset = tf.data.Dataset
-Pair = collections.namedtuple("Pair", ["x", "y"])
-
-
-def rows(count: int) -> Dataset:
-    values = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
-    return Dataset.from_tensor_slices((np.arange(count), values))
-
-
-def changed(number, values):
-    return number * 2, values + 1
-
-
-def lengths(count: int) -> Dataset:
-    """Elements without a static shape."""
-    return Dataset.from_tensor_slices(tf.ragged.range(np.arange(count) % 4))
-
-
-# By name: of a number of rows, makes the dataset that is batched, and then what follows.
-ELEMENTS: dict[str, Callable[[int], Dataset]] = {
-    "map": lambda n: rows(n).map(changed),
-    "parallel map": lambda n: rows(n).map(changed, num_parallel_calls=2, deterministic=False),
-    "two maps": lambda n: rows(n).map(changed).prefetch(2).map(lambda a, b: {"x": b, "y": a}),
-    "named tuple": lambda n: rows(n).map(Pair).map(lambda pair: Pair(pair.x + 1, pair.y)),
-    "shuffle, map": lambda n: rows(n).shuffle(20, seed=3).map(changed),
-    "map, shuffle": lambda n: rows(n).map(changed).shuffle(20, seed=3),
-    "map, fixed shuffle": lambda n: (
-        rows(n).map(changed).shuffle(20, seed=3, reshuffle_each_iteration=False)
-    ),
-    "shuffle, map, repeat": lambda n: rows(n).shuffle(20, seed=3).map(changed).repeat(2),
-    "map, shuffle, repeat": lambda n: rows(n).map(changed).shuffle(20, seed=3).repeat(2),
-    "map, take, skip": lambda n: rows(n).map(changed).take(n - 3).skip(2),
-    "map, assert": lambda n: rows(n).map(changed).apply(tf.data.experimental.assert_cardinality(n)),
-    "filter, map": lambda n: rows(n).filter(lambda a, _: a % 5 > 0).map(changed),
-    "generator": lambda n: Dataset.from_generator(
-        lambda: iter(range(n)), output_signature=tf.TensorSpec((), tf.int64)
-    ).map(lambda number: number * 2),
-    "interleave, map": lambda n: (
-        Dataset.range(n).interleave(lambda x: Dataset.from_tensors(x)).map(lambda x: x + 1)
-    ),
-    "no static shape": lambda n: lengths(n).map(lambda row: tf.reduce_sum(row)),
-    "no static shapes": lambda n: Dataset.zip((lengths(n), Dataset.range(n))).map(
-        lambda a, b: tf.reduce_sum(a) + b
-    ),
-    "ragged": lambda n: rows(n).map(lambda a, _: tf.ragged.range(tf.range(a % 3 + 1))),
-    "sparse": lambda n: rows(n).map(
-        lambda a, b: tf.sparse.from_dense(b * tf.cast(a % 2, tf.float32))
-    ),
-    "None": lambda n: rows(n).map(lambda a, b: (a, None, b)),
-    "zip": lambda n: Dataset.zip((Dataset.range(n).map(lambda x: x + 1), Dataset.range(n))),
-    "nested zip": lambda n: Dataset.zip(
-        {"a": Dataset.range(n).map(lambda x: x + 1), "b": (rows(n), rows(n).map(changed))}
-    ).shuffle(9, seed=1),
-    "table": lambda n: rows(n).map(lambda a, _: TABLE.lookup(a)),
-    "stateless random": lambda n: rows(n).map(
-        lambda a, b: b + tf.random.stateless_uniform((), [a, 1])
-    ),
-    "TensorFlow 1": lambda n: tf.compat.v1.data.Dataset.range(n).map(lambda x: x + 1),
-    "Python": lambda n: rows(n).map(
-        lambda _, b: tf.numpy_function(lambda x: x + 1, [b], tf.float32)
-    ),
-}
-TABLE = tf.lookup.StaticHashTable(
-    tf.lookup.KeyValueTensorInitializer(np.arange(9), np.arange(9) * 7), default_value=-1
-)
-BATCHES: dict[str, Callable[[Dataset, int, bool], Dataset]] = {
-    "batch": lambda data, size, drop: data.batch(size, drop),
-    "parallel batch": lambda data, size, drop: data.batch(size, drop, num_parallel_calls=2),
-    "prefetch": lambda data, size, drop: data.batch(size, drop).prefetch(tf.data.AUTOTUNE),
-    "repeat of batches": lambda data, size, drop: data.batch(size, drop).repeat(2),
-    "some batches": lambda data, size, drop: data.batch(size, drop).repeat(3).take(7).skip(2),
-    "shuffled batches": lambda data, size, drop: data.batch(size, drop).shuffle(4, seed=2),
-    "cached batches": lambda data, size, drop: (
-        data.batch(size, drop).cache().shuffle(4, seed=2).prefetch(1)
-    ),
-    "map per row": lambda data, size, drop: tfdist.data.per_row(
-        data.batch(size, drop).map(lambda *batch: (batch, batch[0] + 1))
-    ),
-}
-# Rows of a batch, rows, whether a short batch is dropped, workers.
-CUTS = [(8, 33, False, 2), (10, 38, False, 4), (10, 33, True, 3)]
-
-
-def flat(batch) -> list[np.ndarray]:
-    parts = tf.nest.flatten(batch, expand_composites=True)
-    return [part.numpy() for part in parts if part is not None]
+from tfdist.internals.keras_3 import ArrayDataAdapter, TFDatasetAdapter
 
 
 def assert_same_batches(make: Callable[[], Dataset], workers: int, devices: int = 1) -> None:
@@ -280,3 +194,38 @@ def test_pipelines_without_maps_stay_as_they_are():
 def test_per_row_is_for_maps():
     with pytest.raises(ValueError, match="received the result of Batch$"):
         tfdist.data.per_row(rows(9).batch(4))
+
+
+def test_epochs_and_skips_have_one_cache():
+    """As of one process: the order of the first epoch is the order of all."""
+    make = lambda: rows(40).shuffle(40, seed=3).map(changed).batch(8).cache()  # noqa: E731
+    data, expected = make(), make()
+    for skipped in (0, 0, 2, 1):
+        own = own_rows(data.skip(skipped) if skipped else data, 2, 1)
+        wanted = expected.skip(skipped).map(lambda *batch: rows_of(batch, 2, 1))
+        for batch, other in zip(own, wanted, strict=True):
+            np.testing.assert_array_equal(batch[0], other[0])
+
+
+def test_the_maps_of_keras_are_none_of_the_user():
+    """Arrays have no advice, and the map of `class_weight` treats each row by itself."""
+    arrays = ArrayDataAdapter(np.ones((9, 2)), np.ones(9), batch_size=4, shuffle=True)
+    assert plan_of(arrays.get_tf_dataset()).reason == ""
+
+    def weighted():
+        data = rows(33).map(lambda a, b: (b, a % 3)).batch(8)
+        return TFDatasetAdapter(data, class_weight={0: 1.0, 1: 2.0, 2: 0.5}).get_tf_dataset()
+
+    assert len(next(iter(weighted()))) == 3
+    assert_same_batches(weighted, 2)
+    whole = rows(9).batch(4).map(changed)
+    adapted = TFDatasetAdapter(whole.map(lambda a, b: (b, a)), class_weight={0: 1.0})
+    assert "a map over batches may need all rows" in plan_of(adapted.get_tf_dataset()).reason
+
+
+def test_the_reason_is_told_once_by_rank_0(caplog):
+    data = rows(9).batch(4).map(changed)
+    for rank in (1, 0, 0):
+        assert own_rows(data, 2, rank) is None
+    (message,) = caplog.messages
+    assert "each worker maps whole global batches" in message and "tfdist.data.per_row" in message

@@ -48,7 +48,7 @@ class Fit:
     Args:
       model: "dense", "normalized" or, of Keras 3, "ledger"; with servers "tables" or "ledger of
         tables", too.
-      data: "dataset" or "arrays".
+      data: "dataset", "arrays", or "mapped", a dataset of which members map their own rows.
       dtype: of weights and data.
       validates: whether each epoch ends with a validation.
       saves: whether there are a BackupAndRestore and a ModelCheckpoint.
@@ -154,6 +154,8 @@ def _data(fit: Fit) -> dict[str, Any]:
         data: dict[str, Any] = {"x": arrays[0], "y": arrays[1], "batch_size": BATCH}
     else:
         rows = tf.data.Dataset.from_tensor_slices(arrays).shuffle(ROWS, seed=5)
+        if fit.data == "mapped":
+            rows = rows.map(lambda x, y: (x * 0.5, y))
         data = {"x": rows.batch(BATCH)}
     if fit.validates:
         data["validation_data"] = (

@@ -52,6 +52,12 @@ _SAME_AGAIN = (
     "While",
 )
 _PYTHON = ("EagerPyFunc", "PyFunc")
+# Their functions are none of the user's.
+_ADAPTERS = (
+    "keras.src.trainers.data_adapters.",
+    "tf_keras.src.engine.data_adapter.",
+    "tfdist.keras.",
+)
 # In the code of a Python function they tell of results that differ from call to call.
 _CHANGING = re.compile("choice|rand|rng|shuffle|^next$")
 
@@ -74,17 +80,30 @@ def below(node: Any) -> tf.data.Dataset:
 
 
 def has_map(node: Any) -> bool:
-    """Whether a node or one of its inputs is a map, or contains one in a function."""
+    """Whether the user maps elements: a node or one of its inputs, or a function of one, does."""
     node = inner(node)
+    own = [each for each in node._functions() if not _name_of(each).startswith(_ADAPTERS)]
     return (
-        kind(node) in MAPS
+        (kind(node) in MAPS and bool(own))
         or any(
             op.op.startswith(("MapDataset", "ParallelMapDataset"))
-            for function in node._functions()
+            for function in own
             for op in _operations(function.function)
         )
         or any(map(has_map, node._inputs()))
     )
+
+
+def weighs_classes(node: Any) -> bool:
+    """Whether a map over batches is the one by which Keras applies `class_weight`, row by row."""
+    name = _name_of(node._map_func)
+    return name.startswith(_ADAPTERS) and "class_weight" in name
+
+
+def _name_of(function: Any) -> str:
+    """The module and the name of a node's Python function."""
+    python = inspect.unwrap(function._func)
+    return f"{getattr(python, '__module__', '')}.{getattr(python, '__qualname__', '')}"
 
 
 def why_not_for_some(node: Any) -> str | None:

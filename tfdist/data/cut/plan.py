@@ -13,6 +13,7 @@ are applied to this worker's rows.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +22,8 @@ from tfdist.data.cut import nodes
 from tfdist.data.cut.nodes import kind
 from tfdist.data.draws import handle_of
 from tfdist.data.pipeline import BATCHES, feed_of
+
+_log = logging.getLogger("tfdist")
 
 _PLAN, _PER_ROW = "tfdist_cut", "tfdist_per_row"
 _SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
@@ -31,12 +34,21 @@ class Uncut:
     """A pipeline that is cut at its end.
 
     Attributes:
-      reason: the part that prevents another cut, and the remedy; "" if there is no map to move.
+      reason: the part that prevents another cut, and the remedy; "" if the user maps nothing.
       is_told: whether the reason is in the log.
     """
 
     reason: str = ""
     is_told: bool = False
+
+    def tell(self, rank: int) -> None:
+        """Warns of the reason once, on rank 0."""
+        if self.reason and rank == 0 and not self.is_told:
+            self.is_told = True
+            _log.warning(
+                "input: each worker maps whole global batches, and uses its rows of them: %s",
+                self.reason,
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +87,13 @@ class CutPlan:
     drops_rest: bool
     batches: tuple[Any, ...]
     shares: tuple[Any, ...]
+
+    @property
+    def cached(self) -> tf.data.Dataset | None:
+        """The pipeline below a last `skip`, which has the same cache; `None` without them."""
+        node = nodes.inner(self.whole)
+        has_cache = any(kind(each) == "CacheDataset" for each in self.shares)
+        return nodes.below(node) if has_cache and kind(node) == "_SkipDataset" else None
 
 
 class _Refusal(Exception):
@@ -151,7 +170,7 @@ def _above_batch(node: Any) -> tuple[list[Any], Any]:
     above = []
     while kind(node) not in BATCHES:
         if kind(node) in nodes.MAPS:
-            if not getattr(node, _PER_ROW, False):
+            if not (getattr(node, _PER_ROW, False) or nodes.weighs_classes(node)):
                 raise _Refusal(
                     "a map over batches may need all rows: map before batch, or declare it with "
                     "tfdist.data.per_row"

@@ -8,7 +8,6 @@ batched; then the additional rows are cut off. Thus an empty share has the right
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,9 +18,8 @@ from tfdist.data.cut import nodes
 from tfdist.data.cut.nodes import kind
 from tfdist.data.cut.plan import CutPlan, Uncut, Unzipped, plan_of
 from tfdist.data.draws import handle_of
+from tfdist.data.shares import rows_between
 from tfdist.internals.tensorflow import structure
-
-_log = logging.getLogger("tfdist")
 
 _SHARES = "tfdist_shares"
 # `take` of so many elements keeps TensorFlow from fusing a shuffle and a repeat that the user has
@@ -45,12 +43,7 @@ def own_rows(
     """
     plan = plan_of(dataset)
     if isinstance(plan, Uncut):
-        if plan.reason and rank == 0 and not plan.is_told:
-            plan.is_told = True
-            _log.info(
-                "input: each worker maps whole global batches, and uses its rows of them: %s",
-                plan.reason,
-            )
+        plan.tell(rank)
         return None
     if not tf.executing_eagerly():
         return share_of(plan, workers, rank, devices)
@@ -58,7 +51,11 @@ def own_rows(
     made = vars(nodes.inner(dataset)).setdefault(_SHARES, {})
     key = workers, rank, devices
     if key not in made:
-        made[key] = share_of(plan, workers, rank, devices)
+        cached = None if plan.cached is None else own_rows(plan.cached, workers, rank, devices)
+        if cached is None:
+            made[key] = share_of(plan, workers, rank, devices)
+        else:
+            made[key] = cached.skip(nodes.inner(dataset)._count * devices)
     return made[key]
 
 
@@ -148,7 +145,7 @@ class _Share:
         begin, end = self.own(self.plan.size if self.is_constant else rows[0])
         if self.is_constant and end - begin == self.slots:
             return batch, rows[0]
-        return _rows(batch, 0, end - begin), rows[0]
+        return rows_between(batch, 0, end - begin), rows[0]
 
     def parts(self, batch: Nested, rows: tf.Tensor) -> tf.data.Dataset:
         """Returns the shares one by one."""
@@ -157,7 +154,7 @@ class _Share:
         parts = []
         for share in range(self.first, self.first + self.count):
             begin, end = (bound - start for bound in self.bounds(rows, share, share + 1))
-            parts.append(tf.data.Dataset.from_tensors((_rows(batch, begin, end),)))
+            parts.append(tf.data.Dataset.from_tensors((rows_between(batch, begin, end),)))
         first, *others = parts
         for part in others:
             first = first.concatenate(part)
@@ -167,20 +164,7 @@ class _Share:
 def _own_batches(share: _Share) -> tf.data.Dataset:
     """Returns this worker's batches, each with the number of rows of its global batch."""
     plan = share.plan
-    rows = _own_rows(share)
-    for node in plan.elements:
-        if isinstance(node, Unzipped):
-            calls = [each for maps in node.maps for each in maps]
-            rows = rows.map(_of_first(_unzipped(node)), **_parallel(calls))
-        elif kind(node) in nodes.MAPS:
-            rows = rows.map(_of_first(_as_traced(node)), **_parallel([node]))
-        elif kind(node) == "_PrefetchDataset":
-            rows = rows.prefetch(_constant(node._buffer_size))
-    batches = _batched(rows, share)
-    for node in plan.batches:
-        if kind(node) in nodes.MAPS:
-            batches = _mapped(batches, node)
-    batches = batches.map(share.trimmed)
+    batches = mapped(plan, _own_rows(share), share.slots, share.is_constant).map(share.trimmed)
     for node in plan.batches:
         if kind(node) == "_PrefetchDataset":
             batches = batches.prefetch(_constant(node._buffer_size))
@@ -192,31 +176,66 @@ def _own_batches(share: _Share) -> tf.data.Dataset:
         elif kind(node) == "CacheDataset":
             batches = batches.cache()
         else:
-            batches = _reordered(batches, node)
+            batches = reordered(batches, node)
     return batches
+
+
+def mapped(plan: CutPlan, rows: tf.data.Dataset, size: Any, drops_rest: bool) -> tf.data.Dataset:
+    """Returns batches of rows to which the maps of a pipeline were applied.
+
+    Args:
+      plan: of the pipeline.
+      rows: pairs of an element before the maps, and the number of rows of its global batch.
+      size: the rows of a batch; a number, or int64[].
+      drops_rest: whether a last batch of fewer rows is left out.
+
+    Returns:
+      Pairs of a batch, and of these numbers.
+    """
+    for node in plan.elements:
+        if isinstance(node, Unzipped):
+            calls = [each for maps in node.maps for each in maps]
+            rows = rows.map(_of_first(_unzipped(node)), **_parallel(calls))
+        elif kind(node) in nodes.MAPS:
+            rows = rows.map(_of_first(_as_traced(node)), **_parallel([node]))
+        elif kind(node) == "_PrefetchDataset":
+            rows = rows.prefetch(_constant(node._buffer_size))
+    batches = _batched(plan.batch, rows, size, drops_rest)
+    for node in plan.batches:
+        if kind(node) in nodes.MAPS:
+            batches = _mapped(batches, node)
+    return batches
+
+
+def has_dense_elements(plan: CutPlan) -> bool:
+    """Whether elements before the maps have shapes of their own, so that they can be batched."""
+    return all(
+        isinstance(leaf, tf.TensorSpec) and leaf.shape.is_fully_defined()
+        for leaf in tf.nest.flatten(plan.base.element_spec)
+    )
+
+
+def groups_of(plan: CutPlan) -> tf.data.Dataset:
+    """Returns the global batches before the maps: tensors, or windows of other elements."""
+    raw = plan.base
+    for node in plan.elements:
+        if not isinstance(node, Unzipped):
+            raw = reordered(raw, node)
+    if has_dense_elements(plan):
+        groups = raw.batch(plan.size, plan.drops_rest)
+    else:
+        groups = raw.window(plan.size, drop_remainder=plan.drops_rest)
+    for node in plan.batches:
+        groups = reordered(groups, node)
+    return groups
 
 
 def _own_rows(share: _Share) -> tf.data.Dataset:
     """Returns this worker's rows before the maps, each with the rows of its global batch."""
-    plan = share.plan
-    raw = plan.base
-    for node in plan.elements:
-        if not isinstance(node, Unzipped):
-            raw = _reordered(raw, node)
-    spec = raw.element_spec
-    is_dense = all(
-        isinstance(leaf, tf.TensorSpec) and leaf.shape.is_fully_defined()
-        for leaf in tf.nest.flatten(spec)
-    )
-    cut: Callable[[_Share, Nested], tf.data.Dataset] = _rows_of_window
-    if is_dense:
-        groups, cut = raw.batch(plan.size, plan.drops_rest), _rows_of_batch
-    else:
-        groups = raw.window(plan.size, drop_remainder=plan.drops_rest)
-    for node in plan.batches:
-        groups = _reordered(groups, node)
+    groups = groups_of(share.plan)
+    cut = _rows_of_batch if has_dense_elements(share.plan) else _rows_of_window
     # `flat_map` unpacks a tuple.
-    if type(spec) is tuple:
+    if type(share.plan.base.element_spec) is tuple:
         return groups.flat_map(lambda *group: cut(share, group))
     return groups.flat_map(lambda group: cut(share, group))
 
@@ -227,7 +246,7 @@ def _rows_of_batch(share: _Share, batch: Nested) -> tf.data.Dataset:
     filled = share.filled(rows)
     first, last = share.own(share.plan.size)
     if share.is_constant and first < last:
-        own = _rows(batch, first, last)
+        own = rows_between(batch, first, last)
     else:
         at = tf.minimum(begin + tf.range(filled), rows - 1)
         own = tf.nest.map_structure(lambda value: tf.gather(value, at), batch)
@@ -246,18 +265,17 @@ def _rows_of_window(share: _Share, window: Nested) -> tf.data.Dataset:
     return tf.data.Dataset.zip((own, tf.data.Dataset.from_tensors(rows).repeat()))
 
 
-def _batched(rows: tf.data.Dataset, share: _Share) -> tf.data.Dataset:
-    batch, drops = share.plan.batch, share.is_constant
+def _batched(batch: Any, rows: tf.data.Dataset, size: Any, drops_rest: bool) -> tf.data.Dataset:
     if kind(batch) == "_PaddedBatchDataset":
         values = (batch._padding_values, tf.constant(0, tf.int64))
-        return rows.padded_batch(share.slots, (batch._padded_shapes, ()), values, drops)
+        return rows.padded_batch(size, (batch._padded_shapes, ()), values, drops_rest)
     calls = getattr(batch, "_num_parallel_calls", None)
     if calls is None:
-        return rows.batch(share.slots, drops)
-    return rows.batch(share.slots, drops, num_parallel_calls=calls, deterministic=True)
+        return rows.batch(size, drops_rest)
+    return rows.batch(size, drops_rest, num_parallel_calls=calls, deterministic=True)
 
 
-def _reordered(dataset: tf.data.Dataset, node: Any) -> tf.data.Dataset:
+def reordered(dataset: tf.data.Dataset, node: Any) -> tf.data.Dataset:
     """Applies a node that orders elements to other elements; any other node changes nothing."""
     if kind(node) == "_ShuffleDataset":
         return _shuffled(dataset, node)
@@ -359,18 +377,3 @@ def _parallel(maps: list[Any]) -> dict[str, Any]:
 
 def _constant(number: tf.Tensor) -> int:
     return int(tf.get_static_value(number))
-
-
-def _rows(batch: Nested, begin: tf.Tensor | int, end: tf.Tensor | int) -> Any:
-    """Returns some rows of a batch."""
-
-    def of(value: Any) -> Any:
-        if value is None:
-            return None
-        if isinstance(value, tf.SparseTensor):
-            start = tf.concat([[begin], tf.zeros_like(value.dense_shape[1:])], 0)
-            shape = tf.concat([[end - begin], value.dense_shape[1:]], 0)
-            return tf.sparse.slice(value, start, shape)
-        return value[begin:end]
-
-    return tf.nest.map_structure(of, batch)

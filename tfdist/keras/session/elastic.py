@@ -1,17 +1,19 @@
 """Elastic training around the steps: the data, the beginning of `fit`, and the end of an epoch.
 
-Each member reads whole batches. Before any member calls what follows the steps of an epoch, all
-have done all steps.
+Each member reads the same global batches, and maps its rows of them. Before any member calls what
+follows the steps of an epoch, all have done all steps.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.data.cut.ahead import GlobalBatches
 from tfdist.data.order import order_of_each_process
 from tfdist.elastic.job import ElasticJob, Unit
 from tfdist.keras.elastic_state import ElasticFit, state_of_newcomer
@@ -20,6 +22,8 @@ from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.positions import positions_in
 from tfdist.keras.session.session import FitSession, Session
 from tfdist.keras.workers import elastic_job_of
+from tfdist.ops.collectives.communicator import Communicator
+from tfdist.ops.collectives.world import world
 
 _Policy = tf.data.experimental.AutoShardPolicy
 
@@ -40,8 +44,8 @@ class ElasticPart(Participant[Session]):
     def open_data(
         self, data: KerasData, strategy: tf.distribute.Strategy, make: Callable[[Distributor], None]
     ) -> None:
-        """All workers read whole batches; each step cuts them anew."""
-        make(WholeBatches)
+        """All workers read the same batches; each step cuts them anew."""
+        make(WholeBatches(self._job, self.session.strategy))
 
     def begin_fit(self) -> None:
         """`fit` begins with the state of rank 0, or of the members of a running job."""
@@ -57,11 +61,29 @@ class ElasticPart(Participant[Session]):
         return _agreed(steps, self._job, data)
 
 
-class WholeBatches:
-    """Stands for the strategy where a Keras distributes its data: a step cuts whole batches."""
+@dataclasses.dataclass(frozen=True)
+class _World:
+    """The members' ranks at each execution; equal for the same members."""
 
-    @staticmethod
-    def experimental_distribute_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    communicator: Communicator
+
+    def __call__(self) -> tuple[tf.Tensor, tf.Tensor]:
+        return world(self.communicator)
+
+
+class WholeBatches:
+    """Stands for the strategy where a Keras distributes its data: a step cuts whole batches.
+
+    Args:
+      job: the members.
+      strategy: of the model.
+    """
+
+    def __init__(self, job: ElasticJob, strategy: tf.distribute.Strategy) -> None:
+        self._job = job
+        self._strategy = strategy
+
+    def experimental_distribute_dataset(self, dataset: tf.data.Dataset) -> GlobalBatches:
         """Returns the dataset, read one batch ahead."""
         policy = dataset.options().experimental_distribute.auto_shard_policy
         if policy not in (_Policy.AUTO, _Policy.DATA):
@@ -76,7 +98,8 @@ class WholeBatches:
                 f"which each takes its share; received one whose order differs: {reasons[0]}. A "
                 "seed of shuffle, or keras.utils.set_random_seed before it, makes it the same"
             )
-        return dataset.prefetch(1)
+        devices = len(self._strategy.extended.worker_devices)
+        return GlobalBatches(dataset, _World(self._job.communicator), devices)
 
     @staticmethod
     def check(dataset: object) -> None:

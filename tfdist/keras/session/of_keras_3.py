@@ -145,7 +145,7 @@ def open_data(original, self, distribute_strategy=None, *args, **kwargs):
         self._distribute_strategy = distribute_strategy
         distributed = self._distributed_dataset
         self._distributed_dataset = plain(distributed)
-        if strategy is WholeBatches:
+        if isinstance(strategy, WholeBatches):
             WholeBatches.check(distributed)
         self.tfdist_openings = getattr(distributed, "openings", None)
 

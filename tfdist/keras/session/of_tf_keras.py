@@ -126,7 +126,7 @@ def results(original, self, logs):
 
 @hooks(DataHandler, "_configure_dataset_and_inferred_steps")
 def open_data(original, self, strategy, x, steps_per_epoch, class_weight, distribute):
-    """In elastic training all workers read whole batches; each step cuts them anew."""
+    """In elastic training all workers read the same batches; each step cuts them anew."""
     self.tfdist_is_elastic = distribute and elastic_job_of(strategy) is not None
     if not self.tfdist_is_elastic:
         original(self, strategy, x, steps_per_epoch, class_weight, distribute)

@@ -24,5 +24,5 @@ def train_on_batch_among_members(original, self, *args, **kwargs):
 @hooks(data_adapter, "single_batch_iterator")
 def read_whole_batch(original, strategy, *args, **kwargs):
     """In elastic training `train_on_batch` and the like take a whole batch, which a step cuts."""
-    whole = elastic_job_of(strategy) is not None
-    return original(WholeBatches if whole else strategy, *args, **kwargs)
+    job = elastic_job_of(strategy)
+    return original(strategy if job is None else WholeBatches(job, strategy), *args, **kwargs)
