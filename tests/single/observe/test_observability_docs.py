@@ -71,7 +71,9 @@ def test_the_example(tmp_path):
         launched.process.send_signal(signal.SIGINT)
         code, _, errors = launched.finish(timeout=50)
         assert code == 130
-        assert f"the tasks' last operations: 'tfdist debug explain {directory}'" in errors
+        assert (
+            f"tfdist run: the tasks' last operations: 'tfdist debug explain {directory}'" in errors
+        )
         assert os.stat(directory).st_mode & 0o777 == 0o700
         assert not list(Path(directory).glob("*.sock"))
     finally:
