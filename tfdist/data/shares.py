@@ -24,7 +24,7 @@ def rows_of(batch: Nested, shares: int | tf.Tensor, share: int | tf.Tensor) -> N
     rows = first_leaf.shape[0] if first_leaf.shape.rank else None
     if rows is None or tf.is_tensor(shares) or rows % shares:
         # The shares' shapes must not depend on the share.
-        rows = _number_of_rows(first_leaf)
+        rows = _rows_in(first_leaf)
     size = (rows + shares - 1) // shares
     return rows_between(batch, share * size, (share + 1) * size)
 
@@ -60,11 +60,24 @@ def number_of_rows(batch: Nested) -> int | None:
     Args:
       batch: as for `rows_of`.
     """
-    first = next((leaf for leaf in tf.nest.flatten(batch) if leaf is not None), None)
-    return None if first is None else int(_number_of_rows(first))
+    first = _first_leaf(batch)
+    return None if first is None else int(_rows_in(first))
 
 
-def _number_of_rows(leaf: AnyTensor) -> tf.Tensor:
+def rows_in(batch: Nested) -> tf.Tensor:
+    """Returns how many rows a batch has, int64[].
+
+    Args:
+      batch: as for `rows_of`, with at least one tensor.
+    """
+    return tf.cast(_rows_in(_first_leaf(batch)), tf.int64)
+
+
+def _first_leaf(batch: Nested) -> AnyTensor | None:
+    return next((leaf for leaf in tf.nest.flatten(batch) if leaf is not None), None)
+
+
+def _rows_in(leaf: AnyTensor) -> tf.Tensor:
     if isinstance(leaf, tf.RaggedTensor):
         return tf.cast(leaf.nrows(), tf.int32)
     if isinstance(leaf, tf.SparseTensor):

@@ -2,52 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
-from support.training.pipelines import BATCHES, CUTS, ELEMENTS, Dataset, changed, flat, rows
-from tfdist.data.cut.plan import CutPlan, plan_of
+from support.training.pipelines import (
+    BATCHES,
+    CUTS,
+    ELEMENTS,
+    Dataset,
+    assert_same_shares,
+    changed,
+    normalized,
+    rows,
+)
+from tfdist.data.cut.plan import plan_of
 from tfdist.data.cut.share import own_rows, share_of
 from tfdist.data.shares import rows_of
 from tfdist.internals.keras_3 import ArrayDataAdapter, TFDatasetAdapter
 
 
-def assert_same_batches(make: Callable[[], Dataset], workers: int, devices: int = 1) -> None:
-    """Asserts that shares equal the shares of whole batches, in two epochs."""
-    for rank in range(workers):
-        plan = plan_of(make())
-        assert isinstance(plan, CutPlan), plan
-        own = share_of(plan, workers, rank, devices)
-        expected = make().map(
-            lambda *batch, first=rank * devices: tuple(
-                rows_of(batch, workers * devices, first + i) for i in range(devices)
-            )
-        )
-        for _ in range(2):
-            batches = [flat(batch) for batch in own]
-            wanted = [flat(part) for parts in expected for part in parts]
-            assert len(batches) == len(wanted) > 0
-            for batch, other in zip(batches, wanted, strict=True):
-                for value, same in zip(batch, other, strict=True):
-                    assert value.dtype == same.dtype
-                    np.testing.assert_array_equal(value, same)
-
-
+@pytest.mark.long("*-10-38-False-4", covered_by="the other cases")
 @pytest.mark.parametrize(("size", "count", "drops", "workers"), CUTS)
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_elements(name, size, count, drops, workers):
-    assert_same_batches(lambda: ELEMENTS[name](count).batch(size, drops), workers)
+    assert_same_shares(lambda: ELEMENTS[name](count).batch(size, drops), workers)
 
 
+@pytest.mark.long("*-10-38-False-4", covered_by="the other cases")
 @pytest.mark.parametrize(("size", "count", "drops", "workers"), CUTS)
 @pytest.mark.parametrize("name", BATCHES)
 def test_batches(name, size, count, drops, workers):
     data = lambda: rows(count).shuffle(9, seed=5).map(changed)  # noqa: E731
-    assert_same_batches(lambda: BATCHES[name](data(), size, drops), workers)
+    assert_same_shares(lambda: BATCHES[name](data(), size, drops), workers)
 
 
 @pytest.mark.parametrize("drops", [False, True])
@@ -56,16 +44,16 @@ def test_padded_batches(drops):
         padded = rows(33).map(lambda a, b: (tf.range(a % 4), b))
         return padded.padded_batch(8, ([5], [3]), (tf.constant(-1, tf.int64), 0.0), drops)
 
-    assert_same_batches(make, 3)
+    assert_same_shares(make, 3)
 
 
 @pytest.mark.parametrize(("count", "drops"), [(38, False), (38, True), (21, False)])
 def test_several_devices(count, drops):
-    assert_same_batches(lambda: rows(count).map(changed).batch(10, drops), 2, devices=3)
+    assert_same_shares(lambda: rows(count).map(changed).batch(10, drops), 2, devices=3)
 
 
 def test_a_batch_of_fewer_rows_than_workers():
-    assert_same_batches(lambda: rows(9).map(changed).batch(4), 6)
+    assert_same_shares(lambda: rows(9).map(changed).batch(4), 6)
 
 
 def test_a_dataset_without_rows():
@@ -174,7 +162,7 @@ def test_a_variable_that_a_map_changes():
 def test_batches_that_need_all_rows_are_told(tmp_path):
     mapped = rows(9).map(changed)
     reasons = {
-        "a map over batches may need all rows": rows(9).batch(4).map(changed),
+        "a map over batches runs Mean, which": rows(9).batch(4).map(normalized),
         "padded_batch pads to the longest row": (
             rows(9).map(lambda a, _: tf.range(a % 3)).padded_batch(4)
         ),
@@ -217,14 +205,14 @@ def test_the_maps_of_keras_are_none_of_the_user():
         return TFDatasetAdapter(data, class_weight={0: 1.0, 1: 2.0, 2: 0.5}).get_tf_dataset()
 
     assert len(next(iter(weighted()))) == 3
-    assert_same_batches(weighted, 2)
-    whole = rows(9).batch(4).map(changed)
+    assert_same_shares(weighted, 2)
+    whole = rows(9).batch(4).map(normalized)
     adapted = TFDatasetAdapter(whole.map(lambda a, b: (b, a)), class_weight={0: 1.0})
-    assert "a map over batches may need all rows" in plan_of(adapted.get_tf_dataset()).reason
+    assert "a map over batches runs Mean" in plan_of(adapted.get_tf_dataset()).reason
 
 
 def test_the_reason_is_told_once_by_rank_0(caplog):
-    data = rows(9).batch(4).map(changed)
+    data = rows(9).batch(4).map(normalized)
     for rank in (1, 0, 0):
         assert own_rows(data, 2, rank) is None
     (message,) = caplog.messages

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from support.training.pipelines import BATCHES, CUTS, ELEMENTS, Dataset, changed, flat, rows
+from support.training.pipelines import (
+    BATCHES,
+    CUTS,
+    ELEMENTS,
+    Dataset,
+    changed,
+    flat,
+    normalized,
+    rows,
+)
 from tfdist.data.cut.ahead import GlobalBatch, GlobalBatches, MappedAhead
 from tfdist.data.shares import rows_of
 
@@ -53,6 +62,7 @@ def assert_same_batches(make, kind: type, devices: int = 1) -> None:
                 assert_equal(GlobalBatch(own).between(i * each, (i + 1) * each), share)
 
 
+@pytest.mark.long("*-10-38-False", covered_by="the other cases")
 @pytest.mark.parametrize(("size", "count", "drops"), [cut[:3] for cut in CUTS])
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_elements(name, size, count, drops):
@@ -60,6 +70,7 @@ def test_elements(name, size, count, drops):
     assert_same_batches(lambda: ELEMENTS[name](count).batch(size, drops), kind)
 
 
+@pytest.mark.long("*-10-38-False", covered_by="the other cases")
 @pytest.mark.parametrize(("size", "count", "drops"), [cut[:3] for cut in CUTS])
 @pytest.mark.parametrize("name", BATCHES)
 def test_batches(name, size, count, drops):
@@ -67,12 +78,17 @@ def test_batches(name, size, count, drops):
     assert_same_batches(lambda: BATCHES[name](data(), size, drops), MappedAhead)
 
 
+@pytest.mark.parametrize("devices", [1, 3])
+def test_maps_of_batches_alone(devices):
+    assert_same_batches(lambda: rows(33).batch(8).map(changed).repeat(2), MappedAhead, devices)
+
+
 def test_several_devices():
     assert_same_batches(lambda: rows(38).map(changed).batch(10), MappedAhead, devices=3)
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: rows(33).batch(8), lambda: rows(33).map(changed).batch(8).map(changed)]
+    "make", [lambda: rows(33).batch(8), lambda: rows(33).map(changed).batch(8).map(normalized)]
 )
 def test_pipelines_that_are_not_cut(make):
     assert_same_batches(make, GlobalBatch)

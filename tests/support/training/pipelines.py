@@ -9,6 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tfdist.data.cut.plan import CutPlan, plan_of
+from tfdist.data.cut.share import share_of
+from tfdist.data.shares import rows_of
 
 Dataset = tf.data.Dataset
 Pair = collections.namedtuple("Pair", ["x", "y"])
@@ -21,6 +24,11 @@ def rows(count: int) -> Dataset:
 
 def changed(number, values):
     return number * 2, values + 1
+
+
+def normalized(number, values):
+    """A map of batches that needs all rows."""
+    return number, values - tf.reduce_mean(values)
 
 
 def lengths(count: int) -> Dataset:
@@ -86,8 +94,11 @@ BATCHES: dict[str, Callable[[Dataset, int, bool], Dataset]] = {
         data.batch(size, drop).cache().shuffle(4, seed=2).prefetch(1)
     ),
     "map per row": lambda data, size, drop: tfdist.data.per_row(
-        data.batch(size, drop).map(lambda *batch: (batch, batch[0] + 1))
+        data.batch(size, drop).map(
+            lambda *batch: (batch, batch[0] + 0 * tf.size(batch[0], tf.int64))
+        )
     ),
+    "map of batches": lambda data, size, drop: data.batch(size, drop).map(changed),
 }
 # Rows of a batch, rows, whether a short batch is dropped, workers.
 CUTS = [(8, 33, False, 2), (10, 38, False, 4), (10, 33, True, 3)]
@@ -97,3 +108,24 @@ def flat(batch) -> list[np.ndarray]:
     """The values of a batch, of which `None` is left out."""
     parts = tf.nest.flatten(batch, expand_composites=True)
     return [part.numpy() for part in parts if part is not None]
+
+
+def assert_same_shares(make: Callable[[], Dataset], workers: int, devices: int = 1) -> None:
+    """Asserts that shares equal the shares of whole batches, in two epochs."""
+    for rank in range(workers):
+        plan = plan_of(make())
+        assert isinstance(plan, CutPlan), plan
+        own = share_of(plan, workers, rank, devices)
+        expected = make().map(
+            lambda *batch, first=rank * devices: tuple(
+                rows_of(batch, workers * devices, first + i) for i in range(devices)
+            )
+        )
+        for _ in range(2):
+            batches = [flat(batch) for batch in own]
+            wanted = [flat(part) for parts in expected for part in parts]
+            assert len(batches) == len(wanted) > 0
+            for batch, other in zip(batches, wanted, strict=True):
+                for value, same in zip(batch, other, strict=True):
+                    assert value.dtype == same.dtype
+                    np.testing.assert_array_equal(value, same)

@@ -18,8 +18,15 @@ from tfdist.data.background_release import release_in_background
 from tfdist.data.cut import nodes
 from tfdist.data.cut.nodes import kind
 from tfdist.data.cut.plan import CutPlan, Uncut, plan_of
-from tfdist.data.cut.share import groups_of, has_dense_elements, mapped, reordered
-from tfdist.data.shares import number_of_rows, rows_between
+from tfdist.data.cut.share import (
+    groups_of,
+    has_dense_elements,
+    mapped,
+    mapped_batches,
+    reordered,
+    with_whole,
+)
+from tfdist.data.shares import number_of_rows, rows_between, rows_in
 from tfdist.internals.tensorflow import prefetch_op
 
 _PLAN, _MAPS, _AHEAD = "tfdist_plan_ahead", "tfdist_maps", "tfdist_ahead"
@@ -149,13 +156,13 @@ def _mapped_ahead(plan: CutPlan, world: World, devices: int) -> tf.data.Dataset:
     maps = _maps_of(plan)
 
     def ahead(raw: Nested) -> tuple[Nested, tf.Tensor, tf.Tensor, Nested]:
-        rows = _rows_in(raw)
+        rows = rows_in(raw)
         rank, size = (tf.cast(number, tf.int64) for number in world())
         each = (rows + size * devices - 1) // (size * devices)
         begin, end = (tf.minimum(r * devices * each, rows) for r in (rank, rank + 1))
         return raw, rows, begin, maps(raw, begin, end)
 
-    batches = _map(groups_of(plan), ahead)
+    batches = with_whole(groups_of(plan), ahead)
     for node in plan.shares:
         if kind(node) == "CacheDataset":
             batches = batches.cache()
@@ -179,12 +186,17 @@ class _Maps:
         return self._function(raw, begin, end)
 
     def _mapped(self, raw: Nested, begin: tf.Tensor, end: tf.Tensor) -> Nested:
-        rows = _rows_in(raw)
+        rows = rows_in(raw)
         # No rows also have the right shapes if one row is mapped and cut off.
         first, count = tf.minimum(begin, rows - 1), tf.maximum(end - begin, 1)
         some = rows_between(raw, first, first + count)
-        pairs = tf.data.Dataset.from_tensor_slices((some, tf.fill([count], rows)))
-        batch, _ = mapped(self._plan, pairs, count, False).get_single_element()
+        pair = some, tf.fill([count], rows)
+        if self._plan.elements:
+            pairs = tf.data.Dataset.from_tensor_slices(pair)
+            batches = mapped(self._plan, pairs, count, False)
+        else:
+            batches = mapped_batches(self._plan, tf.data.Dataset.from_tensors(pair))
+        batch, _ = batches.get_single_element()
         return rows_between(batch, 0, end - begin)
 
 
@@ -213,13 +225,6 @@ def _plan_ahead(dataset: tf.data.Dataset) -> CutPlan | Uncut:
     return found
 
 
-def _map(groups: tf.data.Dataset, call: Callable[[Nested], Nested]) -> tf.data.Dataset:
-    # `map` unpacks a tuple.
-    if type(groups.element_spec) is tuple:
-        return groups.map(lambda *group: call(group))
-    return groups.map(call)
-
-
 def _prefetched(plan: CutPlan) -> int:
     """How many batches are mapped ahead: as the pipeline says, or one."""
     sizes = [
@@ -228,10 +233,6 @@ def _prefetched(plan: CutPlan) -> int:
         if kind(node) == "_PrefetchDataset"
     ]
     return max([1, *sizes]) if tf.data.AUTOTUNE not in sizes else tf.data.AUTOTUNE
-
-
-def _rows_in(raw: Nested) -> tf.Tensor:
-    return tf.shape(tf.nest.flatten(raw)[0], tf.int64)[0]
 
 
 def _between(batch: Nested, first: int, last: int) -> Nested:

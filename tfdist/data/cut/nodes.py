@@ -51,7 +51,7 @@ _SAME_AGAIN = (
     "VarIsInitializedOp",
     "While",
 )
-_PYTHON = ("EagerPyFunc", "PyFunc")
+PYTHON = ("EagerPyFunc", "PyFunc")  # ops that call Python; their names end in versions
 # Their functions are none of the user's.
 _ADAPTERS = (
     "keras.src.trainers.data_adapters.",
@@ -88,7 +88,7 @@ def has_map(node: Any) -> bool:
         or any(
             op.op.startswith(("MapDataset", "ParallelMapDataset"))
             for function in own
-            for op in _operations(function.function)
+            for op in operations(function.function)
         )
         or any(map(has_map, node._inputs()))
     )
@@ -117,7 +117,7 @@ def why_not_for_some(node: Any) -> str | None:
         return "map_with_legacy_function has no function that can be called again: use map"
     if kind(node) == "_ParallelMapDataset":
         return None  # which row gets which draw is open in one process, too
-    stateful = sorted({op.op for op in _operations(function) if _depends_on_calls(op)})
+    stateful = sorted({op.op for op in operations(function) if depends_on_calls(op)})
     if stateful:
         return (
             f"a sequential map runs {', '.join(stateful)}, so that each row has the result of a "
@@ -126,8 +126,8 @@ def why_not_for_some(node: Any) -> str | None:
         )
     names = sorted(
         name
-        for op in _operations(function)
-        if op.op.startswith(_PYTHON)
+        for op in operations(function)
+        if op.op.startswith(PYTHON)
         for name in _changing_names(script_ops._py_funcs.get(op.attr["token"].s.decode()))
     )
     if names:
@@ -139,13 +139,15 @@ def why_not_for_some(node: Any) -> str | None:
     return None
 
 
-def _operations(function: Any) -> Iterator[NodeDef]:
+def operations(function: Any) -> Iterator[NodeDef]:
+    """The ops of a traced function, and of the functions that it calls."""
     definition = function.graph.as_graph_def()
     for body in [definition.node, *(each.node_def for each in definition.library.function)]:
         yield from body
 
 
-def _depends_on_calls(op: NodeDef) -> bool:
+def depends_on_calls(op: NodeDef) -> bool:
+    """Whether the result of an op depends on the calls before; not for an op that calls Python."""
     about = op_def_registry.get(op.op)
     # The name of a function is none of an op; its body is among the operations.
     return about is not None and about.is_stateful and not op.op.startswith(_SAME_AGAIN)

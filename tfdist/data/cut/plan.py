@@ -7,7 +7,7 @@
     shares      cache or shuffle of batches, and all above it
 
 Nodes that order elements or batches are rebuilt on elements that are not mapped yet. The other ones
-are applied to this worker's rows.
+are applied to this worker's rows. If no element is mapped, the batch is a part of the base.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.cut import nodes
+from tfdist.data.cut.by_row import first_op_over_rows
 from tfdist.data.cut.nodes import kind
 from tfdist.data.draws import handle_of
 from tfdist.data.pipeline import BATCHES, feed_of
@@ -71,7 +72,8 @@ class CutPlan:
     Attributes:
       whole: the pipeline.
       base: the part that stays as it is.
-      elements: the nodes from there to the batch, the lowest first; an `Unzipped` for a zip.
+      elements: the nodes from there to the batch, the lowest first; an `Unzipped` for a zip. None
+        if only batches are mapped.
       batch: the node that makes the batches.
       size: the rows of a batch.
       drops_rest: whether a last batch of fewer rows is left out.
@@ -121,7 +123,8 @@ def per_row(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Declares that the map at the end of a pipeline treats each row of a batch by itself.
 
     A map over batches may need all rows, as to normalize by their mean. Without this declaration
-    each worker maps whole global batches, and keeps its rows. With it, a worker maps its rows only.
+    each worker maps whole global batches, and keeps its rows, unless the ops of the map are known
+    to treat each row by itself. With it, a worker maps its rows only.
 
     Args:
       dataset: the result of `Dataset.map` on batches.
@@ -153,12 +156,13 @@ def _plan(dataset: tf.data.Dataset) -> CutPlan:
     size, drops_rest = map(tf.get_static_value, (batch._batch_size, batch._drop_remainder))
     if size is None or drops_rest is None:
         raise _Refusal("the batch size is a tensor: use a number")
-    _check_padding(batch)
     shares, batches = _split_at_cache(above)
-    elements, base = _below_batch(batch)
+    elements, base, lowest = _below_batch(batch)
+    if elements:
+        _check_padding(batch)
     if not any(map(_is_map, (*elements, *batches))):
-        if nodes.has_map(base):
-            raise _Refusal(f"{_name(base)} comes after map, and takes the result of it")
+        if nodes.has_map(lowest):
+            raise _Refusal(f"{_name(lowest)} comes after map, and takes the result of it")
         raise _Refusal("")
     if not all(isinstance(spec, _SPECS) for spec in tf.nest.flatten(base.element_spec)):
         raise _Refusal("the elements are no tensors")
@@ -171,10 +175,7 @@ def _above_batch(node: Any) -> tuple[list[Any], Any]:
     while kind(node) not in BATCHES:
         if kind(node) in nodes.MAPS:
             if not (getattr(node, _PER_ROW, False) or nodes.weighs_classes(node)):
-                raise _Refusal(
-                    "a map over batches may need all rows: map before batch, or declare it with "
-                    "tfdist.data.per_row"
-                )
+                _check_map_of_batches(node)
         elif kind(node) == "CacheDataset":
             if tf.get_static_value(node._filename):
                 raise _Refusal("a cache of batches is in a file, which all workers would write")
@@ -193,8 +194,12 @@ def _split_at_cache(above: list[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]
     return tuple(above[:count][::-1]), tuple(above[count:][::-1])
 
 
-def _below_batch(batch: Any) -> tuple[tuple[Any, ...], tf.data.Dataset]:
-    """Returns the nodes from the lowest map that can move up to the batch, and its input."""
+def _below_batch(batch: Any) -> tuple[tuple[Any, ...], tf.data.Dataset, Any]:
+    """Returns the nodes from the lowest map that can move up to the batch, and its input.
+
+    Returns:
+      The nodes; the input; and the first node below the batch that is not followed.
+    """
     chain: list[Any] = []
     node = nodes.below(batch)
     while kind(node) in nodes.MAPS | nodes.PASSES | nodes.ORDERS:
@@ -206,11 +211,12 @@ def _below_batch(batch: Any) -> tuple[tuple[Any, ...], tf.data.Dataset]:
     if unzipped is not None:
         chain.append(unzipped)
         node = tf.data.Dataset.zip(unzipped.sources)
+    lowest = node
     while chain and not _is_map(chain[-1]):
         node = chain.pop()
     for above in chain:
         _check_shuffle(above)
-    return tuple(chain[::-1]), node
+    return tuple(chain[::-1]), node, lowest
 
 
 def _unzipped(node: Any) -> Unzipped | None:
@@ -239,6 +245,15 @@ def _check_map(node: Any) -> None:
     reason = nodes.why_not_for_some(node)
     if reason is not None:
         raise _Refusal(reason)
+
+
+def _check_map_of_batches(node: Any) -> None:
+    op = first_op_over_rows(node)
+    if op is not None:
+        raise _Refusal(
+            f"a map over batches runs {op}, which may need all rows: map before batch, or declare "
+            "it with tfdist.data.per_row"
+        )
 
 
 def _check_shuffle(node: Any) -> None:

@@ -18,7 +18,7 @@ from tfdist.data.cut import nodes
 from tfdist.data.cut.nodes import kind
 from tfdist.data.cut.plan import CutPlan, Uncut, Unzipped, plan_of
 from tfdist.data.draws import handle_of
-from tfdist.data.shares import rows_between
+from tfdist.data.shares import rows_between, rows_in
 from tfdist.internals.tensorflow import structure
 
 _SHARES = "tfdist_shares"
@@ -140,6 +140,15 @@ class _Share:
         begin, end = self.own(rows)
         return tf.where(rows < self.plan.size, tf.maximum(end - begin, 1), slots)
 
+    def own_rows(self, batch: Nested) -> tuple[Nested, tf.Tensor]:
+        """Returns these shares of a batch, or one row if they are empty, and the batch's rows."""
+        rows = rows_in(batch)
+        begin, end = self.own(self.plan.size if self.is_constant else rows)
+        if self.is_constant and begin < end:
+            return rows_between(batch, begin, end), tf.fill([end - begin], rows)
+        begin, count = tf.minimum(begin, rows - 1), tf.maximum(end - begin, 1)
+        return rows_between(batch, begin, begin + count), tf.fill([count], rows)
+
     def trimmed(self, batch: Nested, rows: tf.Tensor) -> tuple[Nested, tf.Tensor]:
         """Cuts off the additional rows of a batch of these shares."""
         begin, end = self.own(self.plan.size if self.is_constant else rows[0])
@@ -164,7 +173,11 @@ class _Share:
 def _own_batches(share: _Share) -> tf.data.Dataset:
     """Returns this worker's batches, each with the number of rows of its global batch."""
     plan = share.plan
-    batches = mapped(plan, _own_rows(share), share.slots, share.is_constant).map(share.trimmed)
+    if plan.elements:
+        batches = mapped(plan, _own_rows(share), share.slots, share.is_constant)
+    else:
+        batches = mapped_batches(plan, with_whole(groups_of(plan), share.own_rows))
+    batches = batches.map(share.trimmed)
     for node in plan.batches:
         if kind(node) == "_PrefetchDataset":
             batches = batches.prefetch(_constant(node._buffer_size))
@@ -200,7 +213,19 @@ def mapped(plan: CutPlan, rows: tf.data.Dataset, size: Any, drops_rest: bool) ->
             rows = rows.map(_of_first(_as_traced(node)), **_parallel([node]))
         elif kind(node) == "_PrefetchDataset":
             rows = rows.prefetch(_constant(node._buffer_size))
-    batches = _batched(plan.batch, rows, size, drops_rest)
+    return mapped_batches(plan, _batched(plan.batch, rows, size, drops_rest))
+
+
+def mapped_batches(plan: CutPlan, batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Applies the maps of a pipeline's batches to some of their rows.
+
+    Args:
+      plan: of the pipeline.
+      batches: pairs of a batch, and of the numbers of rows of the global batches.
+
+    Returns:
+      As `batches`.
+    """
     for node in plan.batches:
         if kind(node) in nodes.MAPS:
             batches = _mapped(batches, node)
@@ -208,7 +233,10 @@ def mapped(plan: CutPlan, rows: tf.data.Dataset, size: Any, drops_rest: bool) ->
 
 
 def has_dense_elements(plan: CutPlan) -> bool:
-    """Whether elements before the maps have shapes of their own, so that they can be batched."""
+    """Whether what is cut are tensors, which have shapes of their own if they are batched later."""
+    if not plan.elements:
+        specs = tf.nest.flatten(plan.batch.element_spec)
+        return all(isinstance(spec, tf.TensorSpec) for spec in specs)
     return all(
         isinstance(leaf, tf.TensorSpec) and leaf.shape.is_fully_defined()
         for leaf in tf.nest.flatten(plan.base.element_spec)
@@ -217,6 +245,11 @@ def has_dense_elements(plan: CutPlan) -> bool:
 
 def groups_of(plan: CutPlan) -> tf.data.Dataset:
     """Returns the global batches before the maps: tensors, or windows of other elements."""
+    if not plan.elements:
+        groups = plan.batch
+        for node in plan.batches:
+            groups = reordered(groups, node)
+        return groups
     raw = plan.base
     for node in plan.elements:
         if not isinstance(node, Unzipped):
@@ -230,6 +263,13 @@ def groups_of(plan: CutPlan) -> tf.data.Dataset:
     return groups
 
 
+def with_whole(groups: tf.data.Dataset, call: Callable[[Nested], Any]) -> tf.data.Dataset:
+    """Maps elements by a function of one argument; `map` unpacks a tuple."""
+    if type(groups.element_spec) is tuple:
+        return groups.map(lambda *group: call(group))
+    return groups.map(call)
+
+
 def _own_rows(share: _Share) -> tf.data.Dataset:
     """Returns this worker's rows before the maps, each with the rows of its global batch."""
     groups = groups_of(share.plan)
@@ -241,7 +281,7 @@ def _own_rows(share: _Share) -> tf.data.Dataset:
 
 
 def _rows_of_batch(share: _Share, batch: Nested) -> tf.data.Dataset:
-    rows = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+    rows = rows_in(batch)
     begin, _ = share.own(rows)
     filled = share.filled(rows)
     first, last = share.own(share.plan.size)
@@ -316,6 +356,7 @@ def _mapped(batches: tf.data.Dataset, node: Any) -> tf.data.Dataset:
     takes_any = all(
         spec.shape.rank is None or spec.shape[:1] == [None]
         for spec in tf.nest.flatten(wrapper._input_structure)
+        if hasattr(spec, "shape")  # the spec of None has none
     )
     call = _as_traced(node) if takes_any else _traced_again(wrapper._func)
     return batches.map(_of_first(call), **_parallel([node]))
