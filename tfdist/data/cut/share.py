@@ -76,7 +76,7 @@ def share_of(plan: CutPlan, workers: int, rank: int, devices: int = 1) -> tf.dat
     batches = _own_batches(share)
     if devices > 1:
         batches = batches.flat_map(share.parts)
-    else:
+    elif plan.shares:
         batches = batches.map(lambda batch, _: batch)
     number = tf.get_static_value(plan.whole.cardinality())
     if number is not None and number != tf.data.UNKNOWN_CARDINALITY:
@@ -149,12 +149,21 @@ class _Share:
         begin, count = tf.minimum(begin, rows - 1), tf.maximum(end - begin, 1)
         return rows_between(batch, begin, begin + count), tf.fill([count], rows)
 
-    def trimmed(self, batch: Nested, rows: tf.Tensor) -> tuple[Nested, tf.Tensor]:
-        """Cuts off the additional rows of a batch of these shares."""
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody asks for the number of rows of a batch that is trimmed."""
+        return self.count == 1 and not self.plan.shares
+
+    def trimmed(self, batch: Nested, rows: tf.Tensor) -> Any:
+        """Cuts off the additional rows of a batch of these shares.
+
+        Returns:
+          The batch if it is alone; else also the number of rows of its global batch.
+        """
         begin, end = self.own(self.plan.size if self.is_constant else rows[0])
-        if self.is_constant and end - begin == self.slots:
-            return batch, rows[0]
-        return rows_between(batch, 0, end - begin), rows[0]
+        if not (self.is_constant and end - begin == self.slots):
+            batch = rows_between(batch, 0, end - begin)
+        return batch if self.is_alone else (batch, rows[0])
 
     def parts(self, batch: Nested, rows: tf.Tensor) -> tf.data.Dataset:
         """Returns the shares one by one."""
@@ -175,9 +184,9 @@ def _own_batches(share: _Share) -> tf.data.Dataset:
     plan = share.plan
     if plan.elements:
         batches = mapped(plan, _own_rows(share), share.slots, share.is_constant)
+        batches = batches.map(share.trimmed)
     else:
-        batches = mapped_batches(plan, with_whole(groups_of(plan), share.own_rows))
-    batches = batches.map(share.trimmed)
+        batches = _cut_and_mapped(share)
     for node in plan.batches:
         if kind(node) == "_PrefetchDataset":
             batches = batches.prefetch(_constant(node._buffer_size))
@@ -191,6 +200,19 @@ def _own_batches(share: _Share) -> tf.data.Dataset:
         else:
             batches = reordered(batches, node)
     return batches
+
+
+def _cut_and_mapped(share: _Share) -> tf.data.Dataset:
+    """Returns this worker's batches of a pipeline without mapped elements, by one map."""
+    maps = [node for node in share.plan.batches if kind(node) in nodes.MAPS]
+
+    def own(group: Nested) -> Any:
+        batch, rows = share.own_rows(group)
+        for node in maps:
+            batch = _call_of(node)(batch)
+        return share.trimmed(batch, rows)
+
+    return with_whole(groups_of(share.plan), own, **_parallel(maps))
 
 
 def mapped(plan: CutPlan, rows: tf.data.Dataset, size: Any, drops_rest: bool) -> tf.data.Dataset:
@@ -263,11 +285,13 @@ def groups_of(plan: CutPlan) -> tf.data.Dataset:
     return groups
 
 
-def with_whole(groups: tf.data.Dataset, call: Callable[[Nested], Any]) -> tf.data.Dataset:
+def with_whole(
+    groups: tf.data.Dataset, call: Callable[[Nested], Any], **arguments: Any
+) -> tf.data.Dataset:
     """Maps elements by a function of one argument; `map` unpacks a tuple."""
     if type(groups.element_spec) is tuple:
-        return groups.map(lambda *group: call(group))
-    return groups.map(call)
+        return groups.map(lambda *group: call(group), **arguments)
+    return groups.map(call, **arguments)
 
 
 def _own_rows(share: _Share) -> tf.data.Dataset:
@@ -352,14 +376,18 @@ def _shuffled(dataset: tf.data.Dataset, node: Any) -> tf.data.Dataset:
 
 def _mapped(batches: tf.data.Dataset, node: Any) -> tf.data.Dataset:
     """Applies a map over batches to batches of other numbers of rows."""
+    return batches.map(_of_first(_call_of(node)), **_parallel([node]))
+
+
+def _call_of(node: Any) -> Callable[[Nested], Nested]:
+    """Returns the function of a map over batches, for other numbers of rows."""
     wrapper = node._map_func
     takes_any = all(
         spec.shape.rank is None or spec.shape[:1] == [None]
         for spec in tf.nest.flatten(wrapper._input_structure)
         if hasattr(spec, "shape")  # the spec of None has none
     )
-    call = _as_traced(node) if takes_any else _traced_again(wrapper._func)
-    return batches.map(_of_first(call), **_parallel([node]))
+    return _as_traced(node) if takes_any else _traced_again(wrapper._func)
 
 
 def _as_traced(node: Any) -> Callable[[Nested], Nested]:
