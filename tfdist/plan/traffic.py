@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 # As ops/core/collectives/selector.cc has it.
 RECURSIVE_DOUBLING_BYTES = 32 * 1024
@@ -23,6 +23,8 @@ ID_BYTES = 8
 RING = "ring"
 TWO_LEVEL = "two-level"
 RECURSIVE_DOUBLING = "recursive doubling"
+HALVING_DOUBLING = "halving and doubling"
+DOUBLE_TREE = "double tree"
 TREE = "tree"
 
 
@@ -124,7 +126,7 @@ def selected(workers: int, size: float, per_host: int = 1) -> str:
 
 
 def all_reduce(algorithm: str, workers: int, size: float, per_host: int = 1) -> Phases:
-    """An all-reduce of `size` bytes by RING, TWO_LEVEL, RECURSIVE_DOUBLING or TREE.
+    """An all-reduce of `size` bytes by an algorithm, such as RING.
 
     Raises:
       ValueError: there is no such algorithm.
@@ -133,6 +135,8 @@ def all_reduce(algorithm: str, workers: int, size: float, per_host: int = 1) -> 
         RING: ring,
         TWO_LEVEL: two_level,
         RECURSIVE_DOUBLING: recursive_doubling,
+        HALVING_DOUBLING: halving_doubling,
+        DOUBLE_TREE: double_tree,
         TREE: tree,
     }
     if algorithm not in functions:
@@ -184,6 +188,82 @@ def recursive_doubling(workers: int, size: float, per_host: int = 1) -> Phases:
         phases.insert(0, _step(others, size, per_host))
         phases.append(_step([(there, here) for here, there in others], size, per_host))
     return phases
+
+
+def halving_doubling(workers: int, size: float, per_host: int = 1) -> Phases:
+    """log2 P exchanges of a half, a quarter, ... of the buffer, and the same in reverse order.
+
+    Two more of the whole buffer if P < N, as for `recursive_doubling` (Thakur, Rabenseifner, Gropp
+    2005).
+    """
+    power = 1 << (workers.bit_length() - 1)
+    halving = [
+        _step(((r, r ^ bit) for r in range(power)), bit / power * size, per_host)
+        for bit in reversed(_doubled(power))
+    ]
+    phases = [*halving, *reversed(halving)]
+    if power < workers:
+        others = [(r, r - power) for r in range(power, workers)]
+        phases.insert(0, _step(others, size, per_host))
+        phases.append(_step([(there, here) for here, there in others], size, per_host))
+    return phases
+
+
+def double_tree(workers: int, size: float, per_host: int = 1) -> Phases:
+    """Two binary trees, each of which sums up and broadcasts half of the buffer.
+
+    Sanders, Speck, Traff, Two-tree algorithms for full bandwidth broadcast, reduction and scan,
+    2009. The steps overlap, because a chunk is passed on as soon as it is there.
+    """
+    if workers == 1:
+        return ()
+    between, within = Counter[int](), Counter[int]()  # by host, and by worker: messages sent
+    most = 0
+    for parents in (_parents(workers, tree) for tree in (0, 1)):
+        for child, parent in parents.items():
+            is_local = child // per_host == parent // per_host
+            for sender in (child, parent):
+                if is_local:
+                    within[sender] += 1
+                else:
+                    between[sender // per_host] += 1
+        most = max(most, *(_hops(worker, parents, per_host) for worker in range(workers)))
+    # A host receives as many messages as it sends: each edge carries one up and one down.
+    return (
+        TrafficPhase(
+            2 * most,
+            max(between.values(), default=0) * size / 2,
+            max(within.values(), default=0) * size / 2,
+        ),
+    )
+
+
+def _parents(workers: int, tree: int) -> dict[int, int]:
+    """The parent of each worker but the root; see ops/core/algorithms/double_tree.h."""
+
+    def parent_of(place: int) -> int:
+        while True:
+            low = place & -place
+            place = place - low if place & 2 * low else place + low
+            if place <= workers:
+                return place
+
+    root = 1 << (workers.bit_length() - 1)
+    worker_at = lambda place: (place - 1 - tree) % workers  # noqa: E731
+    return {
+        worker_at(place): worker_at(parent_of(place))
+        for place in range(1, workers + 1)
+        if place != root
+    }
+
+
+def _hops(worker: int, parents: Mapping[int, int], per_host: int) -> int:
+    """The messages between hosts from a worker to the root of its tree."""
+    count = 0
+    while worker in parents:
+        count += worker // per_host != parents[worker] // per_host
+        worker = parents[worker]
+    return count
 
 
 def tree(workers: int, size: float, per_host: int = 1) -> Phases:

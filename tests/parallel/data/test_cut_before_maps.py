@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfdist
 from support.example_runs import ROOT, alone, documented_command, typed
+from support.processes.logical_devices import two_devices
 from support.processes.ranks import on_ranks
 from support.ps_job import on_job, served, train_like_alone
 from support.training.models import (
@@ -89,6 +90,77 @@ def test_fit_evaluate_and_predict(ctx, kind):
         alone.fit(whole, epochs=EPOCHS, verbose=0)
         assert difference(weights, alone.get_weights()) <= EXACT
         np.testing.assert_allclose(found, alone.evaluate(whole, verbose=0), rtol=1e-5)
+    return weights
+
+
+class GivesRows(keras.utils.PyDataset):
+    """Batches whose rows can be read alone, as those of a folder of images."""
+
+    def __init__(self, read, **kwargs):
+        super().__init__(**kwargs)
+        self._values = examples(ROWS)
+        self._read = read
+
+    def __len__(self):
+        return -(-ROWS // BATCH)
+
+    def num_rows(self, index):
+        return min(BATCH, ROWS - index * BATCH)
+
+    def get_rows(self, index, first, last):
+        self._read.append(last - first)
+        rows = slice(index * BATCH + first, index * BATCH + last)
+        return tuple(part[rows] for part in self._values)
+
+    def __getitem__(self, index):
+        return self.get_rows(index, 0, self.num_rows(index))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@on_ranks(WORKERS, check=identical)
+def test_a_py_dataset_that_can_give_rows(ctx, threads):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = built_classifier(keras.optimizers.SGD(0.1))
+    first = model.get_weights()
+    read = []
+    model.fit(GivesRows(read, workers=threads), epochs=EPOCHS, shuffle=False, verbose=0)
+    # Keras reads two batches to learn their types.
+    assert sum(read) <= OWN_ROWS * EPOCHS + 2 * BATCH + (threads > 1) * 2 * BATCH < ROWS * EPOCHS
+    weights = model.get_weights()
+    found = model.evaluate(GivesRows([], workers=threads), verbose=0)
+    if ctx.rank == 0:
+        alone = built_classifier(keras.optimizers.SGD(0.1))
+        alone.set_weights(first)
+        whole = GivesRows([], workers=threads)
+        alone.fit(whole, epochs=EPOCHS, shuffle=False, verbose=0)
+        assert difference(weights, alone.get_weights()) <= EXACT
+        np.testing.assert_allclose(found, alone.evaluate(whole, verbose=0), rtol=1e-5)
+    return weights
+
+
+@on_ranks(2, check=identical)
+def test_workers_with_two_devices(ctx):
+    two_devices()
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == 4
+    with strategy.scope():
+        model = built_classifier(keras.optimizers.SGD(0.1))
+    first = model.get_weights()
+    calls, read = [], []
+    model.fit(PIPELINES["map, shuffle"](mapped(calls)), epochs=2, verbose=0)
+    model.fit(GivesRows(read), epochs=2, shuffle=False, verbose=0)
+    # Of 16 rows a worker has 8; of the last 6 rows the first worker has 4 and the second one 2.
+    own = 4 * 8 + (4, 2)[ctx.rank]
+    assert own * 2 <= len(calls) <= own * 2 + 8
+    assert own * 2 <= sum(read) <= own * 2 + 2 * BATCH
+    weights = model.get_weights()
+    if ctx.rank == 0:
+        alone = built_classifier(keras.optimizers.SGD(0.1))
+        alone.set_weights(first)
+        alone.fit(PIPELINES["map, shuffle"](mapped([])), epochs=2, verbose=0)
+        alone.fit(GivesRows([]), epochs=2, shuffle=False, verbose=0)
+        assert difference(weights, alone.get_weights()) <= EXACT
     return weights
 
 

@@ -54,6 +54,14 @@ def test_bytes_and_messages_are_those_of_the_algorithms(workers):
     tree = traffic.tree(workers, size)
     assert messages(tree) == 2 * (workers - 1).bit_length()
     assert carried(tree) == 2 * (workers - 1).bit_length() * size
+    halving = traffic.halving_doubling(workers, size)
+    extra = 2 if power < workers else 0
+    assert messages(halving) == 2 * (power.bit_length() - 1) + extra
+    assert carried(halving) == pytest.approx((2 * (power - 1) / power + extra) * size)
+    double_tree = traffic.double_tree(workers, size)
+    assert messages(double_tree) == 2 * (workers.bit_length() - 1)
+    # A node with two children in one tree, and a leaf of the other one, sends four halves.
+    assert carried(double_tree) == {2: 1, 3: 1.5}.get(workers, 2) * size
 
 
 def test_workers_of_a_host_share_its_link():
@@ -64,6 +72,12 @@ def test_workers_of_a_host_share_its_link():
         TrafficPhase(1, 10, 0),
         TrafficPhase(1, 10, 0),
         TrafficPhase(0, 0, 10),
+    ]
+    assert traffic.halving_doubling(4, 10, 2) == [
+        TrafficPhase(1, 10, 0),
+        TrafficPhase(0, 0, 2.5),
+        TrafficPhase(0, 0, 2.5),
+        TrafficPhase(1, 10, 0),
     ]
     assert traffic.ring(4, 10, 2) == (TrafficPhase(6, 15, 15),)
     assert traffic.two_level(4, 10, 2) == (TrafficPhase(2, 10, 10),)
@@ -77,7 +91,14 @@ def test_workers_of_a_host_share_its_link():
 
 
 def test_one_worker_exchanges_nothing():
-    for algorithm in (traffic.RING, traffic.TWO_LEVEL, traffic.RECURSIVE_DOUBLING, traffic.TREE):
+    for algorithm in (
+        traffic.RING,
+        traffic.TWO_LEVEL,
+        traffic.RECURSIVE_DOUBLING,
+        traffic.HALVING_DOUBLING,
+        traffic.DOUBLE_TREE,
+        traffic.TREE,
+    ):
         phases = traffic.all_reduce(algorithm, 1, 1000)
         assert traffic.seconds(phases, Links(1.0, 1.0)) == 0
     estimate = costs.all_reduce(VGG, 1, target=0.9)

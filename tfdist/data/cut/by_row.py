@@ -1,9 +1,10 @@
 """Whether a map over batches treats each row by itself, as its graph tells.
 
 A tensor of the graph either does not depend on the batch, or has rows: row i follows from row i of
-the batch alone, in the same way and to the last bit for any number of rows. An op that is not known
-to make such a tensor may look at several rows. Sums of floating-point numbers, `exp` and its like
-are none of the known ones: their last bit depends on the place of a value in the batch.
+the batch alone, in the same way and to the last bit for any number of rows (but the sign of a zero
+of `maximum`). An op that is not known to make such a tensor may look at several rows. Sums of
+floating-point numbers, `exp` and its like are none of the known ones: their last bit depends on the
+place of a value in the batch, and so does a value that a small integer cannot hold.
 """
 
 from __future__ import annotations
@@ -69,11 +70,19 @@ def _walk(graph: tf.Graph, inputs: Sequence[bool]) -> list[bool]:
         outputs = {output.ref() for output in op.outputs}
         if op.type in ("PartitionedCall", "StatefulPartitionedCall") and not any(sizes):
             called = graph._get_function(op.get_attr("f").name)
+            if _is_compiled(graph, op.get_attr("f").name):
+                raise _OverRows("a function with jit_compile")
             with_rows |= _chosen(op.outputs, _walk(called.graph, rows))
         elif op.type == "Shape" and rows == [True]:
             shapes |= outputs
         elif op.type == "Reshape" and rows == [True, False] and op.inputs[1].ref() in shapes:
             with_rows |= outputs
+        elif op.type == "Slice" and rows == [True, False, False] and op.inputs[2].ref() in shapes:
+            if not _begins_at_0(op):
+                raise _OverRows("Slice")
+            with_rows |= outputs
+        elif op.type == "Unpack" and op.inputs[0].ref() in shapes:
+            counts.add(op.outputs[0].ref())
         elif any(sizes):
             kept = _kept_sizes(op, sizes)
             if op.outputs[0].shape.rank == 0:
@@ -84,7 +93,18 @@ def _walk(graph: tf.Graph, inputs: Sequence[bool]) -> list[bool]:
             if not _RULES.get(op.type, _no_rows)(op, rows):
                 raise _OverRows(op.type)
             with_rows |= outputs
+    if any(tensor.ref() in shapes | counts for tensor in graph.outputs):
+        raise _OverRows("Shape")
     return [tensor.ref() in with_rows for tensor in graph.outputs]
+
+
+def _is_compiled(graph: tf.Graph, function: str) -> bool:
+    """Whether XLA compiles a function; its code may differ from one number of rows to another."""
+    return any(
+        definition.attr["_XlaMustCompile"].b
+        for definition in graph.as_graph_def().library.function
+        if definition.signature.name == function
+    )
 
 
 def _chosen(tensors: Sequence[tf.Tensor], chosen: Sequence[bool]) -> set[Any]:
@@ -134,7 +154,8 @@ def _no_rows(op: tf.Operation, rows: Sequence[bool]) -> bool:
 def _by_element(op: tf.Operation, rows: Sequence[bool]) -> bool:
     """Inputs with rows have the first dimension of the result; the other ones are broadcast."""
     rank = op.outputs[0].shape.rank
-    if not rank:
+    # Divisions of complex numbers round by their place in the batch.
+    if not rank or any(value.dtype.is_complex for value in op.inputs):
         return False
     return all(
         value.shape.rank == rank
@@ -142,6 +163,13 @@ def _by_element(op: tf.Operation, rows: Sequence[bool]) -> bool:
         else value.shape.rank is not None and (value.shape.rank < rank or value.shape[0] == 1)
         for value, has_rows in zip(op.inputs, rows, strict=True)
     )
+
+
+def _cast(op: tf.Operation, rows: Sequence[bool]) -> bool:
+    """A value out of the range of a small integer is cut off, or wraps, by its place."""
+    source, result = op.inputs[0].dtype, op.outputs[0].dtype
+    is_small = result.is_integer and (result.size < 4 or result == tf.uint32)
+    return _by_element(op, rows) and not (source.is_floating and is_small)
 
 
 def _is_first(op: tf.Operation, rows: Sequence[bool]) -> bool:
@@ -168,6 +196,11 @@ def _over_other_axes(axis: int) -> _Rule:
 
 def _sum(op: tf.Operation, rows: Sequence[bool]) -> bool:
     return op.inputs[0].dtype.is_integer and _over_other_axes(1)(op, rows)
+
+
+def _greatest(op: tf.Operation, rows: Sequence[bool]) -> bool:
+    """They are chosen along the last axis."""
+    return _is_first(op, rows) and op.inputs[0].shape.rank > 1
 
 
 def _expand_dims(op: tf.Operation, rows: Sequence[bool]) -> bool:
@@ -223,10 +256,14 @@ def _strided_slice(op: tf.Operation, rows: Sequence[bool]) -> bool:
 
 
 def _slice(op: tf.Operation, rows: Sequence[bool]) -> bool:
-    begin, size = _value(op.inputs[1]), _value(op.inputs[2])
-    if not _is_first(op, rows) or begin is None or size is None:
-        return False
-    return begin[0] == 0 and size[0] == -1
+    size = _value(op.inputs[2])
+    return _is_first(op, rows) and _begins_at_0(op) and size is not None and size[0] == -1
+
+
+def _begins_at_0(op: tf.Operation) -> bool:
+    """Whether a slice begins at the first row."""
+    begin = _value(op.inputs[1])
+    return begin is not None and begin[0] == 0
 
 
 def _pad(op: tf.Operation, rows: Sequence[bool]) -> bool:
@@ -306,23 +343,26 @@ def _are_others(axes: np.ndarray | None, rank: int | None) -> bool:
 def _rules() -> dict[str, _Rule]:
     by_rule: dict[_Rule, str] = {
         _by_element: (
-            "Abs Add AddV2 AsString BitwiseAnd BitwiseOr BitwiseXor Bucketize Cast Ceil "
+            "Abs Add AddV2 AsString BitwiseAnd BitwiseOr BitwiseXor Bucketize Ceil "
             "CheckNumerics ClipByValue DecodeBase64 Div DivNoNan EncodeBase64 Equal Floor "
             "FloorDiv FloorMod Greater GreaterEqual Identity Invert IsFinite IsInf IsNan "
             "LeftShift Less LessEqual LogicalAnd LogicalNot LogicalOr Maximum Minimum Mul "
-            "MulNoNan Neg NotEqual OnesLike PreventGradient RealDiv Relu Relu6 RightShift Rint "
+            "MulNoNan Neg NotEqual OnesLike PreventGradient RealDiv RightShift Rint "
             "Round SelectV2 Sign Square SquaredDifference StaticRegexFullMatch "
             "StaticRegexReplace StopGradient StringJoin StringLength StringLower StringStrip "
             "StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber "
-            "StringUpper Sub TruncateDiv TruncateMod ZerosLike"
+            "StringUpper Sub Substr TruncateDiv TruncateMod ZerosLike"
         ),
+        _cast: "Cast",
         _is_first: (
-            "AdjustHue AdjustSaturation RegexFullMatch RegexReplace ResizeArea ResizeBicubic "
-            "ResizeBilinear ResizeNearestNeighbor"
+            "AdjustHue AdjustSaturation BiasAdd DecodeCSV DecodePaddedRaw DecodeRaw DepthToSpace "
+            "ExtractImagePatches RegexFullMatch RegexReplace ResizeArea ResizeBicubic "
+            "ResizeBilinear ResizeNearestNeighbor SpaceToDepth UnicodeTranscode"
         ),
         _is_second: "LookupTableFind LookupTableFindV2",
         _over_other_axes(1): "All Any ArgMax ArgMin Max Min ReverseV2",
         _sum: "Prod Sum",
+        _greatest: "TopKV2",
         _expand_dims: "ExpandDims",
         _squeeze: "Squeeze",
         _one_hot: "OneHot",

@@ -94,6 +94,19 @@ def has_map(node: Any) -> bool:
     )
 
 
+def has_same_structure(node: Any, other: Any) -> bool:
+    """Whether the elements of two maps are alike, but for the numbers of rows."""
+    specs, others = node.element_spec, other.element_spec
+    try:
+        tf.nest.assert_same_structure(specs, others)
+    except (TypeError, ValueError):
+        return False
+    return all(
+        type(spec) is type(same) and getattr(spec, "dtype", None) == getattr(same, "dtype", None)
+        for spec, same in zip(tf.nest.flatten(specs), tf.nest.flatten(others), strict=True)
+    )
+
+
 def weighs_classes(node: Any) -> bool:
     """Whether a map over batches is the one by which Keras applies `class_weight`, row by row."""
     name = _name_of(node._map_func)

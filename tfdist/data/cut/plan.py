@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.cut import nodes
+from tfdist.data.cut.any_rows import why_not_for_any_rows
 from tfdist.data.cut.by_row import first_op_over_rows
 from tfdist.data.cut.nodes import kind
 from tfdist.data.draws import handle_of
@@ -174,8 +175,7 @@ def _above_batch(node: Any) -> tuple[list[Any], Any]:
     above = []
     while kind(node) not in BATCHES:
         if kind(node) in nodes.MAPS:
-            if not (getattr(node, _PER_ROW, False) or nodes.weighs_classes(node)):
-                _check_map_of_batches(node)
+            _check_map_of_batches(node)
         elif kind(node) == "CacheDataset":
             if tf.get_static_value(node._filename):
                 raise _Refusal("a cache of batches is in a file, which all workers would write")
@@ -248,6 +248,11 @@ def _check_map(node: Any) -> None:
 
 
 def _check_map_of_batches(node: Any) -> None:
+    if getattr(node, _PER_ROW, False) or nodes.weighs_classes(node):
+        reason = why_not_for_any_rows(node)
+        if reason is not None:
+            raise _Refusal(f"a map over batches of a fixed number of rows: {reason}")
+        return
     op = first_op_over_rows(node)
     if op is not None:
         raise _Refusal(

@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from tfdist._types import Nested
 from tfdist.data.cut import nodes
+from tfdist.data.cut.any_rows import as_traced, for_any_rows
 from tfdist.data.cut.nodes import kind
 from tfdist.data.cut.plan import CutPlan, Uncut, Unzipped, plan_of
 from tfdist.data.draws import handle_of
 from tfdist.data.shares import rows_between, rows_in
-from tfdist.internals.tensorflow import structure
 
 _SHARES = "tfdist_shares"
 # `take` of so many elements keeps TensorFlow from fusing a shuffle and a repeat that the user has
@@ -146,6 +146,7 @@ class _Share:
         begin, end = self.own(self.plan.size if self.is_constant else rows)
         if self.is_constant and begin < end:
             return rows_between(batch, begin, end), tf.fill([end - begin], rows)
+        begin, end = (tf.cast(bound, tf.int64) for bound in (begin, end))
         begin, count = tf.minimum(begin, rows - 1), tf.maximum(end - begin, 1)
         return rows_between(batch, begin, begin + count), tf.fill([count], rows)
 
@@ -184,9 +185,9 @@ def _own_batches(share: _Share) -> tf.data.Dataset:
     plan = share.plan
     if plan.elements:
         batches = mapped(plan, _own_rows(share), share.slots, share.is_constant)
-        batches = batches.map(share.trimmed)
     else:
-        batches = _cut_and_mapped(share)
+        batches = mapped_batches(plan, with_whole(groups_of(plan), share.own_rows))
+    batches = batches.map(share.trimmed)
     for node in plan.batches:
         if kind(node) == "_PrefetchDataset":
             batches = batches.prefetch(_constant(node._buffer_size))
@@ -200,19 +201,6 @@ def _own_batches(share: _Share) -> tf.data.Dataset:
         else:
             batches = reordered(batches, node)
     return batches
-
-
-def _cut_and_mapped(share: _Share) -> tf.data.Dataset:
-    """Returns this worker's batches of a pipeline without mapped elements, by one map."""
-    maps = [node for node in share.plan.batches if kind(node) in nodes.MAPS]
-
-    def own(group: Nested) -> Any:
-        batch, rows = share.own_rows(group)
-        for node in maps:
-            batch = _call_of(node)(batch)
-        return share.trimmed(batch, rows)
-
-    return with_whole(groups_of(share.plan), own, **_parallel(maps))
 
 
 def mapped(plan: CutPlan, rows: tf.data.Dataset, size: Any, drops_rest: bool) -> tf.data.Dataset:
@@ -232,7 +220,7 @@ def mapped(plan: CutPlan, rows: tf.data.Dataset, size: Any, drops_rest: bool) ->
             calls = [each for maps in node.maps for each in maps]
             rows = rows.map(_of_first(_unzipped(node)), **_parallel(calls))
         elif kind(node) in nodes.MAPS:
-            rows = rows.map(_of_first(_as_traced(node)), **_parallel([node]))
+            rows = rows.map(_of_first(as_traced(node)), **_parallel([node]))
         elif kind(node) == "_PrefetchDataset":
             rows = rows.prefetch(_constant(node._buffer_size))
     return mapped_batches(plan, _batched(plan.batch, rows, size, drops_rest))
@@ -240,6 +228,9 @@ def mapped(plan: CutPlan, rows: tf.data.Dataset, size: Any, drops_rest: bool) ->
 
 def mapped_batches(plan: CutPlan, batches: tf.data.Dataset) -> tf.data.Dataset:
     """Applies the maps of a pipeline's batches to some of their rows.
+
+    Each is a map of its own: in one graph TensorFlow would multiply their constants with each other
+    first, and round otherwise.
 
     Args:
       plan: of the pipeline.
@@ -285,13 +276,11 @@ def groups_of(plan: CutPlan) -> tf.data.Dataset:
     return groups
 
 
-def with_whole(
-    groups: tf.data.Dataset, call: Callable[[Nested], Any], **arguments: Any
-) -> tf.data.Dataset:
+def with_whole(groups: tf.data.Dataset, call: Callable[[Nested], Any]) -> tf.data.Dataset:
     """Maps elements by a function of one argument; `map` unpacks a tuple."""
     if type(groups.element_spec) is tuple:
-        return groups.map(lambda *group: call(group), **arguments)
-    return groups.map(call, **arguments)
+        return groups.map(lambda *group: call(group))
+    return groups.map(call)
 
 
 def _own_rows(share: _Share) -> tf.data.Dataset:
@@ -376,38 +365,7 @@ def _shuffled(dataset: tf.data.Dataset, node: Any) -> tf.data.Dataset:
 
 def _mapped(batches: tf.data.Dataset, node: Any) -> tf.data.Dataset:
     """Applies a map over batches to batches of other numbers of rows."""
-    return batches.map(_of_first(_call_of(node)), **_parallel([node]))
-
-
-def _call_of(node: Any) -> Callable[[Nested], Nested]:
-    """Returns the function of a map over batches, for other numbers of rows."""
-    wrapper = node._map_func
-    takes_any = all(
-        spec.shape.rank is None or spec.shape[:1] == [None]
-        for spec in tf.nest.flatten(wrapper._input_structure)
-        if hasattr(spec, "shape")  # the spec of None has none
-    )
-    return _as_traced(node) if takes_any else _traced_again(wrapper._func)
-
-
-def _as_traced(node: Any) -> Callable[[Nested], Nested]:
-    """Returns the function of a map, which is not traced again: its text may have effects."""
-    wrapper = node._map_func
-
-    def call(element: Nested) -> Any:
-        made = wrapper.function(*structure.to_tensor_list(wrapper._input_structure, element))
-        leaves = list(made) if isinstance(made, (list, tuple)) else [made]
-        return structure.from_compatible_tensor_list(wrapper.output_structure, leaves)
-
-    return call
-
-
-def _traced_again(function: Callable) -> Callable[[Nested], Nested]:
-    def call(element: Nested) -> Any:
-        made = function(*element) if type(element) is tuple else function(element)
-        return tuple(made) if isinstance(made, list) else made
-
-    return call
+    return batches.map(_of_first(for_any_rows(node)), **_parallel([node]))
 
 
 def _unzipped(node: Unzipped) -> Callable[[Nested], Nested]:
@@ -421,7 +379,7 @@ def _unzipped(node: Unzipped) -> Callable[[Nested], Nested]:
             parts = [mapped(*pair, maps) for pair in zip(sources, element, strict=True)]
             return type(element)(*parts) if hasattr(element, "_fields") else tuple(parts)
         for each in next(maps):
-            element = _as_traced(each)(element)
+            element = as_traced(each)(element)
         return element
 
     return lambda element: mapped(node.sources, element, iter(node.maps))

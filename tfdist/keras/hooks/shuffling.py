@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -22,6 +22,7 @@ from tfdist.data.strategies import workers_of
 from tfdist.internals.keras_3 import ArrayDataAdapter, PyDataset, PyDatasetAdapter
 from tfdist.internals.tensorflow import ResourceVariable, context
 from tfdist.keras.drawing import note_call
+from tfdist.keras.hooks.batch_rows import batch_getter
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of, trains_on_servers
 
@@ -61,6 +62,7 @@ def order_batches_alike(original, self):
     Keras takes random numbers of Python, which differ between workers.
     """
     source = PyDatasetSource(self.py_dataset, _seed_of_fit() if self.shuffle else None)
+    source.get_batch = batch_getter(self.py_dataset, _strategy.get())
     self.tfdist_source = source
     self.shuffle = False
     if self.enqueuer is not None:
@@ -76,7 +78,7 @@ def yield_in_order(original, self):
     if source is None:
         return original(self)
     if self.enqueuer is None:
-        return (self._standardize_batch(self.py_dataset[i]) for i in source.indices())
+        return (self._standardize_batch(source.get_batch(i)) for i in source.indices())
     return itertools.islice(original(self), source.num_batches)
 
 
@@ -189,6 +191,7 @@ class PyDatasetSource:
 
     Attributes:
       spans_epochs: whether an opening lasts for several epochs.
+      get_batch: a function from the index of a batch to the batch.
     """
 
     datasets: Sequence[tf.data.Dataset] = ()
@@ -196,6 +199,7 @@ class PyDatasetSource:
 
     def __init__(self, data: PyDataset, seed: Seed | None) -> None:
         self.seed = seed
+        self.get_batch: Callable[[int], Nested] = data.__getitem__
         self._data = data
         self._order: list[int] | None = None
         self.begin_at(0, 1, 0, 0)
@@ -252,7 +256,7 @@ class PyDatasetSource:
 
     def __getitem__(self, index: int) -> Nested:
         at = self._first + index
-        return self._data[at if self._order is None else self._order[at]]
+        return self.get_batch(at if self._order is None else self._order[at])
 
 
 @contextlib.contextmanager
