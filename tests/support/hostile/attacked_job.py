@@ -107,8 +107,8 @@ class AttackedJob:
         try:
             for index in range(SERVERS):
                 # The variable is the first task's port; the others' follow.
-                place = Cluster.from_tf_config(self._config("ps", index)).place
-                metrics = {"TFDIST_METRICS_PORT": str(self._metrics[index] - place)}
+                global_index = Cluster.from_tf_config(self._config("ps", index)).global_index
+                metrics = {"TFDIST_METRICS_PORT": str(self._metrics[index] - global_index)}
                 self._start("ps", index, {**self.library.environment(), **metrics})
             self._start("chief", 0, {"PYTHONPATH": PACKAGE})
             self._start("worker", 0, {"PYTHONPATH": PACKAGE})

@@ -85,7 +85,7 @@ def _graph_of(node: Any) -> Callable[[Nested], Nested]:
             {tensor.name: value for tensor, value in zip(graph.inputs, given, strict=True)},
             [tensor.name for tensor in graph.outputs],
         )
-        # What Python has said of the shapes is not in the graph.
+        # Shapes that Python alone has set are not in the graph.
         for leaf, spec in zip(leaves, structure.get_flat_tensor_specs(gives), strict=True):
             leaf.set_shape(spec.shape)
         return structure.from_compatible_tensor_list(gives, leaves)

@@ -1,10 +1,10 @@
 """Whether a map over batches treats each row by itself, as its graph tells.
 
 A tensor of the graph either does not depend on the batch, or has rows: row i follows from row i of
-the batch alone, in the same way and to the last bit for any number of rows (but the sign of a zero
-of `maximum`). An op that is not known to make such a tensor may look at several rows. Sums of
-floating-point numbers, `exp` and its like are none of the known ones: their last bit depends on the
-place of a value in the batch, and so does a value that a small integer cannot hold.
+the batch alone. It is the same to the last bit for any number of rows, except the sign of a zero of
+`maximum`. An op that is not known to make such a tensor may look at several rows. Sums of
+floating-point numbers and `exp` are not known to: their last bit depends on the place of a value in
+the batch. So does the integer that a cast makes of a value which it cannot hold.
 """
 
 from __future__ import annotations

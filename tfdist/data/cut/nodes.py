@@ -95,7 +95,7 @@ def has_map(node: Any) -> bool:
 
 
 def has_same_structure(node: Any, other: Any) -> bool:
-    """Whether the elements of two maps are alike, but for the numbers of rows."""
+    """Whether the elements of two maps have the same structure and dtypes."""
     specs, others = node.element_spec, other.element_spec
     try:
         tf.nest.assert_same_structure(specs, others)

@@ -152,7 +152,7 @@ class _Share:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody asks for the number of rows of a batch that is trimmed."""
+        """Whether no caller needs the number of rows of a batch that is trimmed."""
         return self.count == 1 and not self.plan.shares
 
     def trimmed(self, batch: Nested, rows: tf.Tensor) -> Any:

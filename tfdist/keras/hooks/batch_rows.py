@@ -27,7 +27,7 @@ class GivesRows(Protocol):
     def get_rows(self, index: int, first: int, last: int) -> Nested:
         """Returns the rows from `first` to `last - 1` of a batch, as `__getitem__` returns all.
 
-        The other dimensions are those of the batch.
+        The other dimensions equal the dimensions of the batch.
         """
 
 
@@ -45,10 +45,10 @@ def batch_getter(
     gives_rows = all(callable(getattr(data, name, None)) for name in ("num_rows", "get_rows"))
     if not gives_rows or strategy is None or communicator is None or elastic_job_of(strategy):
         return data.__getitem__
-    replicas, workers = strategy.num_replicas_in_sync, communicator.size
-    if replicas % workers:
+    # TensorFlow deals the rows of a worker with several devices out in another order.
+    if strategy.num_replicas_in_sync != communicator.size:
         return data.__getitem__
-    return _OwnRows(data, replicas, communicator.rank, replicas // workers)
+    return _OwnRows(data, communicator.size, communicator.rank)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,20 +59,18 @@ class _OwnRows:
       data: the `PyDataset`.
       shares: into which a batch is cut, as `tfdist.data.shares.rows_of` cuts it.
       rank: of the worker.
-      count: its shares.
     """
 
     data: GivesRows
     shares: int
     rank: int
-    count: int
 
     def __call__(self, index: int) -> Nested:
         rows = self.data.num_rows(index)
         each = -(-rows // self.shares)
-        begin = min(self.rank * self.count * each, rows - 1)
+        begin = min(self.rank * each, rows - 1)
         # An empty share takes one row for its shapes.
-        end = max(min((self.rank + 1) * self.count * each, rows), begin + 1)
+        end = max(min((self.rank + 1) * each, rows), begin + 1)
         if rows == 0:
             return self.data[index]
         own = self.data.get_rows(index, begin, end)
