@@ -140,13 +140,14 @@ class Signal(Callback):
     def __init__(self, number, epoch, batch):
         super().__init__()
         self._signals = [number]
-        self._place = (epoch, batch)
+        # A function, which members do not take over from rank 0.
+        self._is_due = lambda *place: place >= (epoch, batch)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._signals and (self._epoch, batch) >= self._place:
+        if self._signals and self._is_due(self._epoch, batch):
             signal_self(self._signals.pop())
 
 

@@ -6,8 +6,11 @@ import dataclasses
 import json
 import struct
 
+import keras
+import numpy as np
 import pytest
 
+import tfdist
 from support.trace_format import Timeline
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
@@ -49,6 +52,25 @@ def test_a_record_has_the_fields_of_an_event():
         assert fields[name] == event[name]
     assert fields["name"].rstrip(b"\0") == b"step" and fields["detail"][:8] == b"epoch 3\0"
     assert len(reader.read(1).records) <= 8
+
+
+def test_the_step_of_a_fit_that_fails_has_ended():
+    def fails(batch, logs):
+        raise ArithmeticError("of a callback")
+
+    with tfdist.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    before = events.last()
+    failing = keras.callbacks.LambdaCallback(on_train_batch_end=fails)
+    # The error keeps the steps of Keras alive.
+    with pytest.raises(ArithmeticError) as raised:
+        model.fit(np.ones((4, 1)), np.ones((4, 1)), callbacks=[failing], verbose=0)
+    (step,) = (e for e in events.read(before + 1).events if e["name"] == "step")
+    assert raised.value and (step["state"], step["error"]) == (
+        "failed",
+        "ArithmeticError: of a callback",
+    )
 
 
 def test_what_happens_while_it_records(tmp_path):

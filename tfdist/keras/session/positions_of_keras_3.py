@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
@@ -12,12 +13,18 @@ from tfdist.data.rows import rows_of
 from tfdist.internals.keras_3 import ArrayDataAdapter, GeneratorDataAdapter
 from tfdist.keras.session.adapter import Distributor, KerasData
 from tfdist.keras.session.positions import Positions
+from tfdist.keras.session.session import FitSession
 from tfdist.keras.training_state import rows_in
 from tfdist.ops.trace import events
 
 
 class Keras3Positions(Positions):
     """The position of one `fit` of Keras 3, whose iterators are `TFEpochIterator`s."""
+
+    def __init__(self, session: FitSession) -> None:
+        super().__init__(session)
+        self._step = contextlib.ExitStack()
+        """The event of the step that is made."""
 
     def begin_call(self) -> None:
         """Another `fit` of the model is not to begin at the epoch at which this one continues."""
@@ -28,6 +35,8 @@ class Keras3Positions(Positions):
                 self.model._initial_epoch = before
 
         self.session.call_at_end(forget)
+        # Keras drops the steps of a call that fails: the garbage collector would end the event.
+        self.session.enter(self._step)
 
     def open_data(
         self, data: KerasData, strategy: tf.distribute.Strategy, make: Callable[[Distributor], None]
@@ -76,8 +85,9 @@ class Keras3Positions(Positions):
             if step[0] < first:
                 continue
             self._begin_step(step[0], size)
-            with events.span("step", f"epoch {session.epoch}, batch {step[0]}"):
-                yield step
+            self._step.enter_context(events.span("step", f"epoch {session.epoch}, batch {step[0]}"))
+            yield step
+            self._step.close()
             session.step_is_done()
 
     @property
