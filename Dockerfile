@@ -3,7 +3,7 @@ FROM python:3.11-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends g++ make && rm -rf /var/lib/apt/lists/*
 # The op library is for one release of TensorFlow, whose headers it is compiled with.
 ARG TENSORFLOW=2.21
-RUN pip install --no-cache-dir "tensorflow==${TENSORFLOW}.*" setuptools wheel
+RUN pip install --no-cache-dir "tensorflow==${TENSORFLOW}.*" "setuptools>=70.1"
 COPY . /src
 WORKDIR /src
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .

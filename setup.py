@@ -15,10 +15,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import setuptools
 from setuptools import Command, Distribution, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 from setuptools.errors import ExecError, PlatformError
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:
+    sys.exit(
+        f"error: building tfdist needs setuptools 70.1 or later, and {sys.executable} has "
+        f"{setuptools.__version__}: pip install 'setuptools>=70.1'"
+    )
 
 ROOT = Path(__file__).resolve().parent
 VERSION = runpy.run_path(str(ROOT / "tfdist" / "_version.py"))
@@ -26,6 +35,9 @@ OLDEST, NEWEST = VERSION["MIN_TENSORFLOW"], VERSION["MAX_TENSORFLOW"]
 TENSORFLOW = f"tensorflow>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
 MIN_KERAS, MAX_KERAS = VERSION["MIN_KERAS"], VERSION["MAX_KERAS"]
 KERAS = f"keras>={MIN_KERAS[0]}.{MIN_KERAS[1]},<{MAX_KERAS[0]}.{MAX_KERAS[1] + 1}"
+# A folder of op libraries, one for each TensorFlow release, which scripts/wheel puts into a wheel.
+# Else one library is compiled, for the TensorFlow of this Python.
+LIBRARIES = os.environ.get("TFDIST_OP_LIBRARIES")
 FOLDERS = {"tfdist": "tfdist", "tfdist.strategies": "strategies", "tfdist.ops": "ops"}
 
 
@@ -43,7 +55,7 @@ def installed_tensorflow() -> str:
     if importlib.util.find_spec("tensorflow") is None:
         raise PlatformError(
             f"building tfdist needs TensorFlow, and {sys.executable} has none: pip install "
-            f"'{TENSORFLOW}' setuptools wheel, then pip install --no-build-isolation ."
+            f"'{TENSORFLOW}' 'setuptools>=70.1', then pip install --no-build-isolation ."
         )
     names = importlib.metadata.packages_distributions().get("tensorflow", [])
     version = next((importlib.metadata.version(name) for name in names), "unknown")
@@ -53,34 +65,50 @@ def installed_tensorflow() -> str:
     return version
 
 
-def series_of_wheel() -> str | None:
-    """The TensorFlow release, such as "2.21", that a wheel is being built for; `None` if none is.
+def check_tools() -> None:
+    """Says how to get a missing compiler or make."""
+    # Options may follow the command, as in CXX.
+    tools = ("make", os.environ.get("CXX", "g++"))
+    missing = [tool for tool in tools if shutil.which(tool.split()[0]) is None]
+    if missing:
+        raise PlatformError(
+            f"building tfdist needs {' and '.join(missing)}, not found on PATH: "
+            "sudo apt-get install build-essential"
+        )
 
-    An sdist is for all releases that tfdist works with. A wheel holds a library for one: its
-    version and its requirement say which, so that pip chooses among wheels for several.
+
+def series_of_wheel() -> str | None:
+    """The TensorFlow release, such as "2.21", that a wheel is being built for; `None`: for all.
+
+    An sdist is for all releases that tfdist works with. A wheel with one library has its release in
+    its version and its requirement. Missing tools are told before any file is copied.
     """
-    if not {"bdist_wheel", "dist_info", "editable_wheel"} & set(sys.argv):
+    if LIBRARIES or not {"bdist_wheel", "dist_info", "editable_wheel"} & set(sys.argv):
         return None
     try:
         numbers = re.match(r"\d+\.\d+", installed_tensorflow())
+        check_tools()
     except PlatformError as error:
         raise SystemExit(f"error: {error}") from None
     return numbers and numbers[0]
 
 
 class BuildOpLibrary(build_ext):
-    """Runs `make -C ops lib` for the TensorFlow of the Python that runs this."""
+    """Runs `make -C ops lib` for this Python's TensorFlow, or copies the given libraries."""
 
     def run(self) -> None:
-        missing = [tool for tool in ("make", os.environ.get("CXX", "g++")) if not self.has(tool)]
-        if missing:
-            raise PlatformError(
-                f"building tfdist needs {' and '.join(missing)}, not found on PATH: "
-                "sudo apt-get install build-essential"
-            )
+        target = self.target_folder()
+        if LIBRARIES:
+            found = sorted(Path(LIBRARIES).glob("libtfdist_ops.tf*.so"))
+            if not found:
+                raise ExecError(f"TFDIST_OP_LIBRARIES: no libtfdist_ops.tf*.so in {LIBRARIES}")
+            target.mkdir(parents=True, exist_ok=True)
+            for library in found:
+                self.copy_file(str(library), str(target))
+            return
+        check_tools()
         version = installed_tensorflow()
         self.announce(f"building the op library for TensorFlow {version}", level=2)
-        target = self.target_folder()
         target.mkdir(parents=True, exist_ok=True)
         command = ["make", "-C", str(ROOT / "ops"), f"-j{os.cpu_count() or 1}", "lib"]
         # Relative, because make cannot name a target whose path has a space.
@@ -92,11 +120,6 @@ class BuildOpLibrary(build_ext):
             raise ExecError(f"{' '.join(command)}: exit code {status}, see its messages above")
         if not self.get_outputs():
             raise ExecError(f"{' '.join(command)} left no libtfdist_ops.tf*.so in {target}")
-
-    @staticmethod
-    def has(tool: str) -> bool:
-        """True if a command of this name (options may follow it, as in CXX) can be run."""
-        return shutil.which(tool.split()[0]) is not None
 
     def target_folder(self) -> Path:
         """Where the library goes: beside its Python, in the tree itself for an editable install."""
@@ -125,6 +148,14 @@ class SourceTree(sdist):
                 link.symlink_to(Path("..", folder))
 
 
+class WheelOfAnyPython(bdist_wheel):
+    """The op library is for a platform, and uses nothing of the Python that loads it."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """As `bdist_wheel`."""
+        return "py3", "none", super().get_tag()[2]
+
+
 class PlatformDistribution(Distribution):
     """A wheel of this project holds a library, although setuptools compiled no extension itself."""
 
@@ -132,13 +163,17 @@ class PlatformDistribution(Distribution):
         return True
 
 
-COMMANDS: dict[str, type[Command]] = {"build_ext": BuildOpLibrary, "sdist": SourceTree}
+COMMANDS: dict[str, type[Command]] = {
+    "bdist_wheel": WheelOfAnyPython,
+    "build_ext": BuildOpLibrary,
+    "sdist": SourceTree,
+}
 SERIES = series_of_wheel()
 
 setup(
     name="tfdist",
     version=VERSION["__version__"] + (f"+tf{SERIES}" if SERIES else ""),
-    description="Distributed training for TensorFlow 2.16 to 2.21 and Keras 3",
+    description="Distributed training for TensorFlow 2.16 to 2.22 and Keras 3",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
@@ -190,6 +225,8 @@ setup(
         "bench": ["matplotlib", "tf_keras"],
         "test": [
             "build",
+            # Has the schema of GitHub's workflows.
+            "check-jsonschema",
             # Pinned: another release would format the same code in another way.
             "clang-format==21.1.2",
             # Checks manifests against the schemas in tests/support/kubernetes_schemas.

@@ -277,8 +277,8 @@ need_project() {
     return
   fi
   rm -f "$stamp"
-  # TensorFlow first: building the op library needs it.
-  "$PYTHON" -m pip install -q "${TENSORFLOW[@]}" "setuptools>=64" wheel &&
+  # TensorFlow first: building the op library needs it. TensorBoard 2.16 needs pkg_resources, which setuptools 82 lacks.
+  "$PYTHON" -m pip install -q "${TENSORFLOW[@]}" "setuptools>=70.1,<81" &&
     "$PYTHON" -m pip install -q --no-build-isolation "${TENSORFLOW[@]}" -e "$ROOT$1" &&
     echo "$text" >"$stamp"
 }

@@ -3,6 +3,6 @@
 __version__ = "0.2.0"
 
 MIN_TENSORFLOW = (2, 16)
-MAX_TENSORFLOW = (2, 21)
+MAX_TENSORFLOW = (2, 22)
 MIN_KERAS = (3, 8)
-MAX_KERAS = (3, 15)
+MAX_KERAS = (3, 16)

@@ -14,6 +14,8 @@ from tensorflow.python.distribute.input_lib import DistributedDataset
 from support.training import keras_repairs, models, scope_cases
 from support.training.models import built_classifier, difference
 
+BRANCH_OF_AVERAGES = "_backend_maybe_overwrite_model_variables"
+
 
 @pytest.fixture
 def undo(strategy, monkeypatch):
@@ -39,8 +41,14 @@ def _model(strategy, **options):
     ids=["accumulation", "moving_average"],
 )
 def test_replicas_cannot_meet_in_a_branch(strategy, undo, options):
-    undo("branch_before_replicas")
-    assert base_optimizer.ops is keras.src.ops
+    if "use_ema" in options and hasattr(base_optimizer.BaseOptimizer, BRANCH_OF_AVERAGES):
+        return  # Keras 3.16 branches outside of the replicas
+    if hasattr(base_optimizer, "ops"):
+        undo("branch_before_replicas")
+        assert base_optimizer.ops is keras.src.ops
+    else:
+        undo("branch_of_the_backend_before_replicas")
+        assert base_optimizer.backend is keras.src.backend
     with pytest.raises(RuntimeError, match="merge_call|cross-replica context"):
         _model(strategy, **options).fit(models.dataset(64, 32), verbose=0)
 
@@ -157,7 +165,8 @@ class _Slices(keras.utils.PyDataset):
 def _changed_by_fit(strategy) -> float:
     with strategy.scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
+        # Keras 3.16 reads a batch by itself, where a step is a call.
+        model.compile("sgd", "mse", steps_per_execution=2)
     data = _Slices()
     before = data.rows.copy()
     # A batch's memory is reused only if no other thread still holds the batch.
@@ -249,9 +258,23 @@ def test_variables_of_replicas_have_no_numbers(strategy, undo):
         np.asarray(total)
 
 
+def _fit_without_weights(strategy):
+    rows = models.dataset(64, 32).map(lambda x, y: (x, y, None))
+    with strategy.scope():
+        model = built_classifier("sgd", steps_per_execution=2)
+    return model.fit(rows, verbose=0).history["loss"]
+
+
 @pytest.mark.parametrize("kind", ["mirrored"])  # which alone makes batches of no rows
 def test_none_cannot_be_split(strategy, undo):
+    assert np.isfinite(_fit_without_weights(strategy)).all()
     undo("split_what_is_none")
-    rows = models.dataset(64, 32).map(lambda x, y: (x, y, None))
     with pytest.raises(AttributeError, match="NoneTensorSpec"):
-        _model(strategy).fit(rows, verbose=0)
+        _fit_without_weights(strategy)
+
+
+@pytest.mark.parametrize("kind", ["mirrored"])
+def test_none_is_no_tensor_of_an_optional(strategy, undo):
+    undo("hold_none_in_an_optional")
+    with pytest.raises(TypeError, match="OptionalFromValue"):
+        _fit_without_weights(strategy)

@@ -6,6 +6,11 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tfdist.errors import UnsupportedKerasError
+from tfdist.internals.missing import told
+
 ROOT = Path(__file__).parents[2]
 INTERNAL = (
     "tensorflow.python",
@@ -21,10 +26,6 @@ OTHERS = {
     "tfdist/estimator/": "tensorflow_estimator",
     # Few processes import it.
     "tfdist/keras/hooks/tuners.py": "keras_tuner",
-    # They run with releases of Keras 3 that lack other names of the list.
-    "tfdist/keras/hooks/refusal.py": "keras.src",
-    "tfdist/keras/hooks/sample_counts.py": "keras.src",
-    "tfdist/keras/repairs/compilation.py": "keras.src",
     # In a function, since it takes a release of Keras that may not have it.
     "tfdist/embedding/export.py": "keras.src",
 }
@@ -68,14 +69,32 @@ def test_each_name_of_the_list_is_used() -> None:
         (node.module, alias.name)
         for path in sources()
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tfdist.internals.")
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith("tfdist.internals.")
+        and path.parent.name != "internals"
         for alias in node.names
     }
     listed = {
         (f"tfdist.internals.{path.stem}", alias.asname or alias.name)
         for path in (ROOT / "tfdist" / "internals").glob("*.py")
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ImportFrom)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(INTERNAL)
         for alias in node.names
     }
     assert used == listed
+
+
+def test_a_moved_name_is_told() -> None:
+    expected = "Keras 9.9 has moved or removed internals .*cannot import name 'Moved' from 'keras"
+    with pytest.raises(UnsupportedKerasError, match=expected):
+        with told("keras.src", "Keras 9.9", UnsupportedKerasError):
+            from keras.src.losses import Moved  # noqa: F401
+    with pytest.raises(UnsupportedKerasError, match="No module named 'keras.src.moved'"):
+        with told("keras.src", "Keras 9.9", UnsupportedKerasError):
+            import keras.src.moved  # noqa: F401
+
+
+def test_another_missing_module_is_its_own_error() -> None:
+    with pytest.raises(ModuleNotFoundError, match="^No module named 'no_module'$"):
+        with told("keras.src", "Keras 9.9", UnsupportedKerasError):
+            import no_module  # noqa: F401

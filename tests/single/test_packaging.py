@@ -106,8 +106,8 @@ def test_wheel_holds_each_module_once_and_the_library(setup: Setup, tree: Path) 
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
         metadata = archive.read(f"{info}/METADATA").decode().splitlines()
 
-    # Not a wheel for every platform, since it holds a library.
-    assert re.search(r"-linux_\w+\.whl$", wheel.name)
+    # For any Python 3, and not for every platform, since it holds a library.
+    assert re.search(r"-py3-none-linux_\w+\.whl$", wheel.name)
     assert library[:2] == ["-C", str(tree / "ops")]
     assert {"lib", f"PYTHON={sys.executable}"} < set(library)
     assert len(names) == len(set(names))
@@ -118,6 +118,60 @@ def test_wheel_holds_each_module_once_and_the_library(setup: Setup, tree: Path) 
     # It works with the TensorFlow that its library was built for, and says so to people and to pip.
     assert wheel.name.startswith(f"tfdist-{versions()['__version__']}+tf{SERIES}-")
     assert f"Requires-Dist: tensorflow=={SERIES}.*" in metadata
+
+
+def test_a_wheel_of_given_libraries_is_for_all_their_releases(
+    setup: Setup, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {f"libtfdist_ops.tf{series}.so" for series in ("2.16", "2.22")}
+    for name in given:
+        (tmp_path / name).write_text("a library")
+    monkeypatch.setenv("TFDIST_OP_LIBRARIES", str(tmp_path))
+    result = setup("bdist_wheel", make=None, compiler=False)
+    assert result.returncode == 0, result.stderr
+    (wheel,) = (tree / "dist").glob("*.whl")
+    version, low, high = (
+        versions()[name] for name in ("__version__", "MIN_TENSORFLOW", "MAX_TENSORFLOW")
+    )
+    assert wheel.name.startswith(f"tfdist-{version}-py3-none-linux_")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = archive.read(f"tfdist-{version}.dist-info/METADATA").decode().splitlines()
+    assert {f"tfdist/ops/{name}" for name in given} == {n for n in names if n.endswith(".so")}
+    (requirement,) = (line for line in metadata if line.startswith("Requires-Dist: tensorflow<"))
+    assert f">={low[0]}.{low[1]}" in requirement and f"<{high[0]}.{high[1] + 1}" in requirement
+
+
+def test_a_folder_without_libraries_is_refused(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFDIST_OP_LIBRARIES", str(tmp_path))
+    result = setup("bdist_wheel")
+    assert result.returncode != 0
+    assert f"no libtfdist_ops.tf*.so in {tmp_path}" in result.stderr.splitlines()[-1]
+
+
+def test_the_flags_of_a_tensorflow_that_was_unpacked(tmp_path: Path) -> None:
+    """They are the flags that the imported one tells, with other paths."""
+    unpacked = tmp_path / "unpacked"
+    info = unpacked / "tensorflow-2.99.0rc0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.99.0rc0\n")
+    written = [
+        subprocess.run(
+            [sys.executable, str(ROOT / "ops" / "tf_flags.py"), str(tmp_path), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout.strip()
+        for arguments in ((), (str(unpacked),))
+    ]
+    assert [Path(path).name for path in written] == [f"tf{SERIES}.mk", "tf2.99.mk"]
+    own, other = (Path(path).read_text() for path in written)
+    (folder,) = re.findall(r"-L(\S+)/tensorflow ", own)
+    expected = own.replace(folder, str(unpacked)).replace(f":= {SERIES}\n", ":= 2.99\n")
+    assert other.replace(f" -ffile-prefix-map={unpacked}=.", "") == expected
 
 
 def test_a_stale_library_of_the_tree_is_not_shipped(setup: Setup, tree: Path) -> None:
@@ -183,6 +237,14 @@ def test_without_a_tool_one_line_says_what_to_install(
     assert "Traceback" not in result.stderr
 
 
+def test_a_missing_compiler_is_said_before_any_file_is_copied(setup: Setup, tree: Path) -> None:
+    result = setup("bdist_wheel", compiler=False)
+    assert result.returncode != 0 and not (tree / "build").exists()
+    assert result.stdout == "" and result.stderr.splitlines() == [
+        "error: building tfdist needs g++, not found on PATH: sudo apt-get install build-essential"
+    ]
+
+
 def test_a_failing_compilation_fails_the_build(setup: Setup) -> None:
     result = setup("build_ext", make="#!/bin/sh\nexit 3\n")
     assert result.returncode != 0
@@ -222,6 +284,24 @@ def test_every_place_states_the_same_tensorflow_range(setup: Setup, tree: Path) 
 def test_the_symlinks_show_the_folders_as_packages() -> None:
     for name in ("strategies", "ops"):
         assert os.readlink(ROOT / "tfdist" / name) == f"../{name}"
+
+
+def test_the_workflows_have_the_form_that_github_expects() -> None:
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert [path.name for path in workflows] == ["tests.yml", "wheel.yml"]
+    checked = subprocess.run(
+        [sys.executable, "-m", "check_jsonschema"]
+        + ["--builtin-schema", "vendor.github-workflows", *map(str, workflows)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    # They run the scripts that people run.
+    commands = re.findall(r"run: (\S+)", "".join(path.read_text() for path in workflows))
+    assert commands == [".ci/run", "scripts/wheel", "scripts/release"]
+    for command in commands:
+        assert os.access(ROOT / command, os.X_OK)
 
 
 def test_ci_runs_the_test_script() -> None:

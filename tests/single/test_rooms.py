@@ -54,7 +54,8 @@ CPP_FORBIDDEN = {
 # Packages and modules below tfdist.
 PYTHON_ROOMS = [
     ["_types"],
-    ["errors", "_version", "_providers", "atomic_files", "internals", "state_machine"],
+    ["errors", "_version", "_providers", "atomic_files", "state_machine"],
+    ["internals"],
     ["_compatibility", "config"],
     ["control"],
     ["observe.clock", "observe.observer", "preemption.messages"],

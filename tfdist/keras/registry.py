@@ -88,7 +88,7 @@ class Replacement:
         if not callable(current):
             return "is not a function" if own else None
         received = inspect.signature(current)
-        if not own or not _accepts(own, list(received.parameters.values())):
+        if not own or not accepts(own, list(received.parameters.values())):
             expected = inspect.Signature(own)
             return f"expected the parameters {expected}, received {received}"
         return None
@@ -215,7 +215,7 @@ def _numbers(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split("."))
 
 
-def _accepts(own: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> bool:
+def accepts(own: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> bool:
     """Whether a function of the parameters `own` may stand for one of the parameters `theirs`."""
     kinds = {p.kind for p in own}
     own_names = [p.name for p in own if p.kind in _POSITIONAL]

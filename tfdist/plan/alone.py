@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tensorflow as tf
 
 from tfdist._types import Gradient, KerasModel, KerasOptimizer, KerasVariable, Logs
-from tfdist.internals.keras_3 import BaseOptimizer, TensorFlowTrainer
+from tfdist.internals.keras_3 import BaseOptimizer
+from tfdist.internals.keras_3_trainer import TensorFlowTrainer
 from tfdist.keras.callback import Callback, with_callback
 from tfdist.keras.registry import hooks, install
 from tfdist.plan.costs import GradientBucket, bucketed

@@ -16,7 +16,6 @@ import pytest
 import tensorflow as tf
 from keras.callbacks import BackupAndRestore, ModelCheckpoint
 from keras.optimizers import LossScaleOptimizer
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 import tfdist
 from support.processes.ranks import on_ranks
@@ -24,6 +23,7 @@ from support.training import models
 from support.training.keras_repairs import repaired, replacements_of, without
 from support.training.models import built_classifier
 from tfdist.errors import UnsupportedKerasError
+from tfdist.internals.keras_3_trainer import TensorFlowTrainer
 from tfdist.keras import FOR_TF_KERAS, registry
 from tfdist.strategies._base import StrategyBase
 
@@ -236,7 +236,7 @@ def test_an_old_keras_is_left_alone_with_a_warning(ctx):
     assert not any(_is_repaired(each) for each in repaired())
 
 
-@pytest.mark.parametrize("version", ["3.16.0", "4.0.1"])
+@pytest.mark.parametrize("version", ["3.17.0", "4.0.1"])
 @on_ranks(1)
 def test_a_newer_keras_than_the_tested_ones_is_refused(ctx, version):
     keras.__version__ = version
@@ -248,8 +248,8 @@ def test_a_newer_keras_than_the_tested_ones_is_refused(ctx, version):
 
 @on_ranks(1, env={"TFDIST_ALLOW_UNTESTED_KERAS": "1"})
 def test_a_newer_keras_is_tried_with_a_warning(ctx):
-    (warning,) = _warnings_of_repairs("3.16.0")
-    assert "not with 3.16.0; results may be wrong" in warning
+    (warning,) = _warnings_of_repairs("3.17.0")
+    assert "not with 3.17.0; results may be wrong" in warning
     assert all(_is_repaired(each) for each in repaired())
 
 

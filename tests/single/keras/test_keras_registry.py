@@ -44,8 +44,17 @@ def releases(replacement: Replacement) -> str:
     return since if since == until else f"{since} to {until}"
 
 
+# Since Keras 3.16, and before, as the page has them.
+NAMES = {
+    "backend.tensorflow.trainer.Trainer.": "backend.tensorflow.trainer.TensorFlowTrainer.",
+    "trainers.trainer.BaseTrainer.": "trainers.trainer.Trainer.",
+}
+
+
 def row(replacement: Replacement) -> str:
     target = f"`{replacement.target}`"
+    for new, former in NAMES.items():
+        target = target.replace(new, former)
     if not replacement.is_repair:
         return f"| {target} | {replacement.summary} |"
     cells = (target, replacement.summary, issue_links(replacement.issue), releases(replacement))
@@ -80,8 +89,10 @@ def undone(path: str) -> set[str]:
 
 def test_each_repair_has_a_test_that_fails_when_it_is_not_needed():
     # A repair with a last release expires by itself.
-    needed = {r.function.__name__ for r in everything() if r.is_repair and r.until is None}
-    assert needed == set.union(*map(undone, TESTS_OF_NEED))
+    repairs = [r for r in everything() if r.is_repair]
+    needed = {r.function.__name__ for r in repairs if r.until is None}
+    assert needed <= set.union(*map(undone, TESTS_OF_NEED))
+    assert set.union(*map(undone, TESTS_OF_NEED)) <= {r.function.__name__ for r in repairs}
 
 
 class Owner:

@@ -85,7 +85,8 @@ class Places:
         import h5py
         import keras
         from keras.src.callbacks.callback_list import CallbackList
-        from keras.src.trainers.trainer import Trainer
+
+        from tfdist.internals.keras_3_trainer import Trainer
 
         self.around(keras.Model, "fit", "fit", "after fit")
         self.around(keras.Model, "predict", "predict", "after predict")

@@ -386,3 +386,5 @@ def _rules() -> dict[str, _Rule]:
 
 
 _RULES = _rules()
+OPS = frozenset(_RULES)
+"""The ops that may treat each row by itself."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.trainer import Trainer
 
 from tfdist._version import MIN_KERAS
 from tfdist.errors import UnsupportedKerasError
+from tfdist.internals.keras_3_trainer import Trainer
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import is_ours
 

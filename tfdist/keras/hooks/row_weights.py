@@ -31,8 +31,9 @@ import tensorflow as tf
 from keras import ops, tree
 
 from tfdist._types import KerasLoss, KerasModel, Nested, StepFunction
-from tfdist.internals.keras_3 import CompileLoss, TensorFlowTrainer
+from tfdist.internals.keras_3 import CompileLoss
 from tfdist.internals.keras_3 import loss as losses
+from tfdist.internals.keras_3_trainer import TensorFlowTrainer
 
 # The specs of a dataset tell that its batches divide.
 # Cond and while loops are functions of their own, which belong to one place of the outer function.

@@ -5,9 +5,8 @@ The optimizer counts the step itself, but does not see the batch.
 
 from __future__ import annotations
 
-from keras.src.trainers.trainer import Trainer
-
 from tfdist._types import KerasOptimizer
+from tfdist.internals.keras_3_trainer import Trainer
 from tfdist.keras.registry import hooks
 from tfdist.observe.metrics.counters import count_samples
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from keras.src.trainers import trainer
-
+from tfdist.internals.keras_3_trainer import Trainer, base_trainer
 from tfdist.keras.registry import repairs
 
 _ISSUE = "keras-team/keras#19246"
 
-if hasattr(trainer.Trainer, "_resolve_auto_jit_compile"):
+if hasattr(Trainer, "_resolve_auto_jit_compile"):
 
-    @repairs(trainer.Trainer, "_resolve_auto_jit_compile", issue=_ISSUE)
+    @repairs(Trainer, "_resolve_auto_jit_compile", issue=_ISSUE)
     def keep_ops_from_xla(original, self):
         """`jit_compile="auto"` chooses XLA for models that hold custom ops.
 
@@ -18,9 +17,9 @@ if hasattr(trainer.Trainer, "_resolve_auto_jit_compile"):
         """
         return False
 
-elif hasattr(trainer, "resolve_auto_jit_compile"):
+elif hasattr(base_trainer, "resolve_auto_jit_compile"):
 
-    @repairs(trainer, "resolve_auto_jit_compile", issue=_ISSUE)
+    @repairs(base_trainer, "resolve_auto_jit_compile", issue=_ISSUE)
     def keep_ops_from_xla_in_first_releases(original, model):
         """As `keep_ops_from_xla`, in the first releases of Keras 3."""
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from typing import Any
 
 import tensorflow as tf
 from keras import ops
@@ -18,21 +19,23 @@ from tfdist.internals.tensorflow import (
 from tfdist.keras.registry import repairs
 from tfdist.keras.workers import replica_of_ours, replica_with_copies, replica_with_peers
 
+_ISSUE = "tensorflow/tensorflow#27716"
 # The classes of a variable that a strategy with several devices makes.
 _SHARED = (DistributedVariable, AggregatingVariable)
 
 
-class _OpsWithCond:
-    """`keras.ops` with another `cond`."""
+class _With:
+    """A module with another value of one name."""
 
-    def __init__(self, module: types.ModuleType) -> None:
+    def __init__(self, module: types.ModuleType, name: str, value: object) -> None:
         self._module = module
+        setattr(self, name, value)
 
-    def __getattr__(self, name):
-        return _cond if name == "cond" else getattr(self._module, name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
-@repairs(base_optimizer, "ops", issue="tensorflow/tensorflow#27716")
+@repairs(base_optimizer, "ops", issue=_ISSUE, until="3.15")
 def branch_before_replicas(original):
     """`gradient_accumulation_steps` and `ema_overwrite_frequency` fail under every strategy.
 
@@ -40,7 +43,13 @@ def branch_before_replicas(original):
     the other replicas, which updating a variable does. The count is the same on all replicas: they
     synchronize first, branch once, and then each takes the branch.
     """
-    return _OpsWithCond(original)
+    return _With(original, "cond", _cond)
+
+
+@repairs(base_optimizer, "backend", issue=_ISSUE, since="3.16")
+def branch_of_the_backend_before_replicas(original):
+    """As `branch_before_replicas`, since Keras 3.16, whose optimizer branches by its backend."""
+    return _With(original, "ops", _With(original.ops, "cond", _cond))
 
 
 def _cond(pred, true_fn, false_fn):

@@ -11,7 +11,8 @@ import tensorflow as tf
 from keras import tree
 
 from tfdist.data.strategies import workers_of
-from tfdist.internals.keras_3 import TensorFlowTrainer, trainer
+from tfdist.internals.keras_3 import trainer
+from tfdist.internals.keras_3_trainer import TensorFlowTrainer
 from tfdist.internals.tensorflow import regroup
 from tfdist.keras.models import is_variable, tf_variable
 from tfdist.keras.registry import repairs

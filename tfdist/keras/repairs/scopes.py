@@ -11,7 +11,8 @@ from keras import Model, tree
 from keras.optimizers import Optimizer
 
 from tfdist._types import KerasModel, KerasOptimizer, KerasVariable, Nested
-from tfdist.internals.keras_3 import TensorFlowTrainer, Trainer, backend, unpack_x_y_sample_weight
+from tfdist.internals.keras_3 import backend, unpack_x_y_sample_weight
+from tfdist.internals.keras_3_trainer import TensorFlowTrainer, Trainer
 from tfdist.keras.registry import repairs
 from tfdist.keras.workers import has_copies, has_peers, is_ours, trains_on_servers
 

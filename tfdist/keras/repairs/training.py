@@ -10,11 +10,10 @@ from tfdist.internals.keras_3 import (
     ArrayDataAdapter,
     GeneratorDataAdapter,
     PyDatasetAdapter,
-    TensorFlowTrainer,
     TFEpochIterator,
-    Trainer,
     data_adapters,
 )
+from tfdist.internals.keras_3_trainer import TensorFlowTrainer, Trainer
 from tfdist.internals.tensorflow import NoneTensorSpec, PerReplicaSpec
 from tfdist.keras.registry import repairs
 from tfdist.keras.repairs.scopes import adopt_metrics, are_built
@@ -137,6 +136,15 @@ def split_what_is_none(original, self):
     At the end of the data TensorFlow makes a batch of no rows of each tensor's shape.
     """
     return None
+
+
+@repairs(PerReplicaSpec, "_to_tensor_list")
+def hold_none_in_an_optional(original, self, value):
+    """A dataset of `(x, y, None)` fails with several devices and `steps_per_execution` above 1.
+
+    With Keras 3.16 it always does. An `Optional` of a batch has no tensors for what is `None`.
+    """
+    return [tensor for tensor in original(self, value) if tensor is not None]
 
 
 @repairs(Trainer, "get_metrics_result", issue="keras-team/keras#19891")

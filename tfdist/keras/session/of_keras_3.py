@@ -10,7 +10,8 @@ from tfdist.data.feed import Feed
 from tfdist.data.iterators import plain
 from tfdist.data.pipeline import feed_of, tracked
 from tfdist.data.strategies import WorkerInput
-from tfdist.internals.keras_3 import TensorFlowTrainer, TFDatasetAdapter, TFEpochIterator
+from tfdist.internals.keras_3 import TFDatasetAdapter, TFEpochIterator
+from tfdist.internals.keras_3_trainer import TensorFlowTrainer
 from tfdist.keras.hooks.shuffling import for_strategy
 from tfdist.keras.registry import hooks
 from tfdist.keras.session import calls, files_of_keras_3

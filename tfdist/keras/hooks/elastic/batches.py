@@ -6,7 +6,7 @@ import logging
 import weakref
 
 from tfdist._types import KerasModel
-from tfdist.internals.keras_3 import TensorFlowTrainer
+from tfdist.internals.keras_3_trainer import TensorFlowTrainer
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from tfdist.internals.keras_3 import TensorFlowTrainer
+from tfdist.internals.keras_3_trainer import TensorFlowTrainer
 from tfdist.keras.elastic_local_steps import LocalElasticStep
 from tfdist.keras.elastic_steps import ElasticStep, execution, predicted
 from tfdist.keras.hooks.row_weights import is_weighted
