@@ -27,6 +27,7 @@ from tfdist.keras import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 UPSTREAM = ("tensorflow.", "keras.", "tf_keras.")
+INTERNALS = "tfdist.internals."
 
 
 def moved_names() -> Iterator[str]:
@@ -62,6 +63,36 @@ def _is_module(name: str) -> bool:
     except ImportError:
         return False
     return True
+
+
+def missing_attributes() -> Iterator[str]:
+    """The attributes of internal modules and classes that tfdist's sources ask for by name."""
+    folders = ("tfdist", "strategies", "ops")
+    for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(INTERNALS):
+                for alias in node.names:
+                    yield from _missing_of(node.module or "", alias, tree, path)
+
+
+def _missing_of(module: str, alias: ast.alias, tree: ast.AST, path: Path) -> Iterator[str]:
+    try:
+        owner = getattr(importlib.import_module(module), alias.name)
+    except (ImportError, AttributeError):
+        return  # told by `moved_names`
+    if not isinstance(owner, types.ModuleType | type):
+        return
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+            continue
+        if (
+            isinstance(node.ctx, ast.Load)
+            and node.value.id == (alias.asname or alias.name)
+            and not hasattr(owner, node.attr)
+        ):
+            place = f"{path.relative_to(ROOT)}:{node.lineno}"
+            yield f"{owner.__name__}.{node.attr} is gone; {place} uses it"
 
 
 def changed_functions() -> Iterator[str]:
@@ -131,7 +162,13 @@ def main() -> None:
     """Prints all lines."""
     print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}")
     failed = False
-    checks = (moved_names, changed_functions, changed_methods, missing_ops)
+    checks = (
+        moved_names,
+        missing_attributes,
+        changed_functions,
+        changed_methods,
+        missing_ops,
+    )
     for check in checks:
         lines = list(check())
         print(f"{check.__name__.replace('_', ' ')}: {len(lines)}")

@@ -6,8 +6,8 @@ from tfdist.errors import UnsupportedKerasError
 from tfdist.internals.missing import told
 
 with told("keras.src", f"Keras {keras.__version__}", UnsupportedKerasError):
-    from keras.src import backend as backend
     from keras.src.backend import Variable as Variable
+    from keras.src.backend import compute_output_spec as compute_output_spec
     from keras.src.backend import name_scope as name_scope
     from keras.src.backend.common import global_state as global_state
     from keras.src.backend.common.name_scope import current_path as current_path

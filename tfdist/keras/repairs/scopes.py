@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
+import keras
 import numpy as np
 import tensorflow as tf
 from keras import Model, tree
 from keras.optimizers import Optimizer
 
 from tfdist._types import KerasModel, KerasOptimizer, KerasVariable, Nested
-from tfdist.internals.keras_3 import backend, unpack_x_y_sample_weight
+from tfdist.internals.keras_3 import compute_output_spec, unpack_x_y_sample_weight
 from tfdist.internals.keras_3_trainer import TensorFlowTrainer, Trainer
 from tfdist.keras.registry import repairs
 from tfdist.keras.workers import has_copies, has_peers, is_ours, trains_on_servers
@@ -79,15 +80,15 @@ def _build_for(model: KerasModel, batch: Nested) -> None:
     """Makes a model's variables for a batch that it is to predict."""
     strategy = model._distribute_strategy
 
-    def of_replica(value: tf.Tensor | tf.distribute.DistributedValues) -> backend.KerasTensor:
+    def of_replica(value: tf.Tensor | tf.distribute.DistributedValues) -> keras.KerasTensor:
         if isinstance(value, tf.distribute.DistributedValues):
             value = strategy.experimental_local_results(value)[0]
-        return backend.KerasTensor(value.shape, backend.standardize_dtype(value.dtype))
+        return keras.KerasTensor(value.shape, keras.backend.standardize_dtype(value.dtype))
 
     # Data without a shape, such as ragged tensors, is left to the first step.
     with contextlib.suppress(Exception), strategy.scope():
         inputs, _, _ = unpack_x_y_sample_weight(batch)
-        backend.compute_output_spec(model, tree.map_structure(of_replica, inputs), training=False)
+        compute_output_spec(model, tree.map_structure(of_replica, inputs), training=False)
 
 
 def are_built(model: KerasModel, include_self: bool = True) -> bool:
