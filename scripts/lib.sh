@@ -292,6 +292,36 @@ build_library() {
   return 1
 }
 
+# test_release [ARGS...]: tests the selected environment; with arguments, only pytest with these. More ranks use no part
+# of TensorFlow that two ranks do not use, so two suffice.
+test_release() {
+  cd "$ROOT"
+  stage "tools" "see the messages above" need_tools
+  stage "virtual environment" "remove $VENV and run $SCRIPT again" need_venv
+  stage "TensorFlow, tfdist and its op library" \
+    "pip needs a package index, and 4 GB free on the disk; the compiler's messages are above" need_release
+  stage "images for the examples" "they fall back to scikit-learn's digits" want_images
+  stage "ratings for the examples" "pip needs a package index" need_ratings
+  stage "Adult data for the examples" "pip needs a package index" need_adult_rows
+  if [ "$#" -gt 0 ]; then
+    stage "pytest" "with arguments: $*" "$PYTHON" -m pytest -o timeout=180 "$@"
+    return
+  fi
+  stage "C++ core" "one test again: make -C ops test" core_tests test
+  # These have no tight time limits, so they may share the machine.
+  stage "one process, one device or several" "one test again: $SCRIPT tests/single/ops/test_library.py -k NAME" \
+    "$PYTHON" -m pytest -o timeout=180 -n "$(nproc)" --dist loadfile tests/single tests/devices
+  stage "two ranks" "one test again: $SCRIPT tests/parallel/collectives/test_ops.py -k NAME" \
+    "$PYTHON" -m pytest -o timeout=180 tests/parallel -k 2-ranks
+  printf '\n%s' "$TIMINGS" >&2
+  say "all passed"
+}
+
+# need_release: of `test_release`; a script may define another one.
+need_release() {
+  need_project "[test]"
+}
+
 # core_tests ARGS...: make in ops/, such as `core_tests test-asan`; needs no TensorFlow. One test more than there are
 # processors, because many wait.
 core_tests() {

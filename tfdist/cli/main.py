@@ -24,6 +24,7 @@ from tfdist.cli import tasks as tasks_command
 from tfdist.cli import timeline as timeline_command
 from tfdist.cli import top as top_command
 from tfdist.cli.arguments import add_command
+from tfdist.cli.parser import Parser
 
 if TYPE_CHECKING:
     from tfdist.cli.arguments import Commands
@@ -78,7 +79,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="tfdist",
         description=_DESCRIPTION,
         epilog=_EPILOG,

@@ -215,6 +215,7 @@ def run(chosen: argparse.Namespace) -> int:
         parser.error(f"expected a script, but {command[0]} does not exist")
     if script is not None and not script.is_file():
         parser.error(f"expected a script, but {command[0]} is not a file")
+    _tell_options_of_the_script(chosen, command[1:])
     if chosen.log_dir is not None and chosen.log_dir.exists() and not chosen.log_dir.is_dir():
         parser.error(f"--log-dir: expected a directory, but {chosen.log_dir} is a file")
     # Not above: --help and a wrong command line do not need it.
@@ -254,6 +255,18 @@ def run(chosen: argparse.Namespace) -> int:
     except (OSError, ClusterConfigError) as error:
         print(f"tfdist run: error: {printable(str(error))}", file=sys.stderr)
         return 1
+
+
+def _tell_options_of_the_script(chosen: argparse.Namespace, words: list[str]) -> None:
+    """Says which words look like options of `tfdist run`, and are not."""
+    given = {"--workers": chosen.workers, "--ps": chosen.ps, "--hosts": chosen.hosts}
+    meant = [word for word in words if given.get(word.partition("=")[0], True) in (None, 0)]
+    if meant:
+        print(
+            f"tfdist run: note: {' and '.join(meant)} after the script's name is an option of the "
+            "script; options of tfdist run come before it",
+            file=sys.stderr,
+        )
 
 
 def _workers(text: str) -> int | WorkerRange:

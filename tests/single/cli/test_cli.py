@@ -121,8 +121,15 @@ def test_without_a_command_it_explains_itself(capsys):
         (["run", "--timeout", "0", "x.py"], "expected seconds, more than 0, received '0'"),
         (["run", "--timeout", "inf", "x.py"], "expected seconds, more than 0, received 'inf'"),
         (["run", "--log-dir", __file__, __file__], "--log-dir: expected a directory, but"),
-        (["run", "--work", "2", __file__], "unrecognized arguments: --work"),
-        (["ran"], "invalid choice: 'ran'"),
+        (["run", "--work", "2", __file__], "no option --work; did you mean --workers?"),
+        (["run", "--pss=2", __file__], "tfdist run: error: there is no option --pss; did you mean"),
+        (
+            ["run", "--bind", "cors", __file__],
+            "there is no 'cors'; did you mean core? (choose from",
+        ),
+        (["ran"], "tfdist: error: there is no 'ran'; did you mean run? (choose from run, scale"),
+        (["ps", "stat"], "tfdist ps: error: there is no 'stat'; did you mean stats?"),
+        (["frobnicate"], "there is no 'frobnicate' (choose from run, scale"),
     ],
 )
 def test_a_wrong_command_line_is_refused(capsys, monkeypatch, tmp_path, arguments, message):
@@ -183,3 +190,15 @@ def test_a_reader_that_ends_before_the_output(arguments):
             env=os.environ | {"PYTHONPATH": PACKAGE},
         )
     assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_options_after_the_script_are_told(capfd, monkeypatch, tmp_path):
+    (tmp_path / "x.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tfdist.launch.run.run", lambda options: 0)
+    note = "note: --workers=3 and --ps after the script's name is an option of the script"
+    assert tfdist.cli.main.main(["run", "x.py", "--workers=3", "--epochs", "2", "--ps", "1"]) == 0
+    assert note in capfd.readouterr().err
+    for quiet in (["--workers", "2", "x.py", "--workers", "3"], ["x.py", "--epochs", "2"]):
+        assert tfdist.cli.main.main(["run", *quiet]) == 0
+        assert "note" not in capfd.readouterr().err
