@@ -20,6 +20,7 @@ from tfdist.estimator.training import early_stopping, server_optimizers, tables
 
 importing.restore_names()
 coordinator.train_alone_in_a_cluster_of_one(RunConfig)
+coordinator.log_the_last_loss(Estimator.__base__)
 early_stopping.stop_all_workers()
 server_optimizers.send_steps_to_servers()
 tables.read_without_training(Estimator.__base__)

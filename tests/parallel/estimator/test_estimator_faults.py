@@ -46,6 +46,7 @@ def train(ctx, kind, batches=None, victim=None, **options):
     hook = Report(ctx, slowness=0.005, victim=victim)
     trained = estimators.make(ctx.tmp_path / "model", STRATEGIES[kind](**options))
     trained.train(input_fn(batches=batches), hooks=[hook])
+    assert trained.tfdist_last_loss > 0  # which the package logs
     return hook.count
 
 

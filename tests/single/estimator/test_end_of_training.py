@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ModelDirError
+from tfdist.estimator.package import coordinator
 from tfdist.estimator.training import model_dir
 
 
@@ -24,3 +25,14 @@ def test_a_checkpoint_without_a_step(tmp_path):
     save_objects(str(tmp_path), "model")
     with pytest.raises(ModelDirError, match="expected a checkpoint with the variable"):
         model_dir.note_end_of_training(str(tmp_path))
+
+
+def test_the_last_loss_takes_the_place_of_the_estimator():
+    class Estimator:
+        def _train_model_distributed(self, input_fn, hooks, saving_listeners):
+            self.tfdist_last_loss = 0.5
+            return self if input_fn else 0.25
+
+    coordinator.log_the_last_loss(Estimator)
+    assert Estimator()._train_model_distributed(True, [], []) == 0.5
+    assert Estimator()._train_model_distributed(False, [], []) == 0.25

@@ -75,6 +75,18 @@ def train_alone_in_a_cluster_of_one(run_config: type[RunConfig]) -> None:
     run_config._init_distributed_setting_from_environment_var = read
 
 
+def log_the_last_loss(estimator: type[Estimator]) -> None:
+    """Lets an `Estimator` with a strategy log its last loss; the package would log the object."""
+    original = estimator._train_model_distributed
+
+    @functools.wraps(original)
+    def train(self, input_fn, hooks, saving_listeners):
+        trained = original(self, input_fn, hooks, saving_listeners)
+        return self.tfdist_last_loss if trained is self else trained
+
+    estimator._train_model_distributed = train
+
+
 def _take_strategies(config: RunConfig) -> None:
     given = config._experimental_distribute
     if given is None:

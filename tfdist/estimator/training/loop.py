@@ -86,7 +86,7 @@ def train(
     mine._train_with_estimator_spec = functools.partial(_prepare, mine, worker)
     mine._train_with_estimator_spec_distributed = functools.partial(_run, mine, worker)
     with until_notice(worker.training), brief_failures(), worker:
-        train_distributed(mine, strategy, hooks)
+        estimator.tfdist_last_loss = train_distributed(mine, strategy, hooks)
 
 
 class _Distributed:
