@@ -156,6 +156,19 @@ def joining(
     return call
 
 
+def formed_with_newcomers(members: Sequence[Process], size: int) -> list[World]:
+    """Forms generations until newcomers make one of this size; returns the members' worlds.
+
+    On a busy machine a newcomer may come too late, or answer too late, for the first one.
+    """
+    while True:
+        worlds = together([process.form for process in members])
+        if worlds[0].size == size:
+            return worlds
+        check(members, worlds)
+        wait_until(members[0].membership.newcomers_wait, "the arrival")
+
+
 def formed(processes: Sequence[Process], *, newcomers: Sequence[int] = ()) -> list[World]:
     """Forms the next generation of processes, and checks that it can be used."""
     worlds = together([process.form for process in processes])

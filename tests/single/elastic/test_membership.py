@@ -14,6 +14,7 @@ from single.elastic.elastic_members import (
     check,
     closing,
     formed,
+    formed_with_newcomers,
     founded,
     joining,
     together,
@@ -84,7 +85,7 @@ def test_a_newcomer_waits_at_rank_0_until_it_is_taken_in():
         known = founded(processes, 2, Elastic(1, 4, 2), known=addresses(3))
         calls = [joining(processes, known, 2, Elastic(1, 4, 2))]
         assert not processes[1].membership.newcomers_wait()
-        worlds = together([processes[0].form, processes[1].form])
+        worlds = formed_with_newcomers(processes[:2], 3)
         check(processes, [*worlds, calls[0].result()], newcomers=[2])
         assert not processes[0].membership.newcomers_wait()
         # The next generation knows no newcomers: all have established this one.
@@ -97,7 +98,7 @@ def test_a_newcomer_s_address_need_not_be_known_to_the_others():
         further = (known[1], *addresses(1))
         call = joining(processes, further, 1, Elastic(1, 4, 1))
         processes[2].index = 2
-        worlds = together([processes[0].form, processes[1].form])
+        worlds = formed_with_newcomers(processes[:2], 3)
         check(processes, [*worlds, call.result()], newcomers=[2])
         # Rank 0 is found through rank 1, also after its death.
         processes[0].crash()
@@ -112,11 +113,7 @@ def test_a_restarted_task_is_a_new_member_with_the_last_rank():
         processes.append(restarted)
         assert restarted.membership.begin() is None
         call = Background(restarted.form)
-        worlds = together([processes[1].form, processes[2].form])
-        if worlds[0].size == 2:  # it came too late
-            check(processes[1:3], worlds)
-            wait_until(processes[1].membership.newcomers_wait, "the arrival")
-            worlds = together([processes[1].form, processes[2].form])
+        worlds = formed_with_newcomers(processes[1:3], 3)
         check(processes[1:], [*worlds, call.result()], newcomers=[2])
 
 
