@@ -6,8 +6,8 @@ Ranks run steps, each of which reduces five tensors together, and gathers, scatt
 others of changing sizes; then they make, use and close communicators one after the other. The
 tables show at intervals a process's resident memory without pages of files, open descriptors,
 threads and mappings.
-All results are verified. "growth" is the difference over the second half, after everything that is
-made once exists.
+All results are verified. "growth" is the difference between the last two quarters, after
+everything that is made once exists.
 """
 
 from __future__ import annotations
@@ -63,9 +63,18 @@ def run_communicators(ranks: list[Remote]) -> list[Sample]:
 
 
 def growth(samples: list[Sample]) -> dict[str, int]:
-    """The growth of all ranks together from the middle to the end."""
-    middle, end = samples[len(samples) // 2]["ranks"], samples[-1]["ranks"]
-    return {what: sum(e[what] - m[what] for m, e in zip(middle, end, strict=True)) for what in WHAT}
+    """The growth of all ranks together from the third quarter to the last.
+
+    A quarter counts with its lowest sample: a buffer of a MB that comes and goes is no growth.
+    """
+    quarter = len(samples) // 4
+    before, after = samples[-2 * quarter : -quarter], samples[-quarter:]
+
+    def lowest(part: list[Sample], what: str) -> int:
+        ranks = zip(*(sample["ranks"] for sample in part), strict=True)
+        return sum(min(held[what] for held in of_rank) for of_rank in ranks)
+
+    return {what: lowest(after, what) - lowest(before, what) for what in WHAT}
 
 
 def show(title: str, samples: list[Sample]) -> None:
