@@ -40,7 +40,7 @@ class _Distributed(_Base):
         iterator = super().__iter__()
         if tf.executing_eagerly():
             for worker in iterator._iterators:
-                release_in_background(worker._iterator)
+                release_in_background(worker._iterator, worker._dataset)
         return iterator
 
 

@@ -8,6 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 import tf_keras
+from keras.src.backend.common import masking
 
 from devices.replicas import make_strategy
 from support.training import models, parity_models
@@ -113,7 +114,7 @@ class Reducer(keras.Model):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         def loss():
             if self.how == "branch":
-                keras.src.backend.set_keras_mask(y_pred, y > 0)
+                masking.set_keras_mask(y_pred, y > 0)
             return keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y, y_pred)
 
         if self.how == "function":

@@ -299,7 +299,7 @@ def test_the_workflows_have_the_form_that_github_expects() -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
     # They run the scripts that people run.
     commands = re.findall(r"run: (\S+)", "".join(path.read_text() for path in workflows))
-    assert commands == [".ci/run", "scripts/wheel", "scripts/release"]
+    assert commands == [".ci/run", "scripts/wheel", "scripts/wheel", "scripts/release"]
     for command in commands:
         assert os.access(ROOT / command, os.X_OK)
 

@@ -25,12 +25,18 @@ _OWN_REFERENCES = 3
 _PATIENCE = 10.0  # seconds; something else may keep the tensor
 
 
-def release_in_background(iterator: tf.data.Iterator) -> None:
+def release_in_background(
+    iterator: tf.data.Iterator, dataset: tf.data.Dataset | None = None
+) -> None:
     """Has another thread destroy what an iterator holds, once nothing refers to the iterator.
 
-    One whose resources are not all on the CPU is left as it is.
+    An iterator whose resources are not all on the CPU is left as it is.
+
+    Args:
+      iterator: the iterator.
+      dataset: its dataset, if it does not hold it itself.
     """
-    _releaser.follow(iterator)
+    _releaser.follow(iterator, dataset)
 
 
 class _Releaser:
@@ -42,13 +48,13 @@ class _Releaser:
         )
         self._pid = 0
 
-    def follow(self, iterator: tf.data.Iterator) -> None:
+    def follow(self, iterator: tf.data.Iterator, dataset: tf.data.Dataset | None) -> None:
         """See `release_in_background`."""
         found = [iterator]
         if isinstance(iterator, OwnedMultiDeviceIterator):
             found = [*iterator._device_iterators, iterator]
-        # A generator's last call needs its dataset.
-        held = [(_resource(each), getattr(each, "_dataset", None)) for each in found]
+        # A generator's last call needs its dataset, also for its function since TensorFlow 2.22.
+        held = [(_resource(each), getattr(each, "_dataset", dataset)) for each in found]
         if not all(tf.DeviceSpec.from_string(r.device).device_type == "CPU" for r, _ in held):
             return
         if self._pid != os.getpid():  # a forked process has no thread
