@@ -142,7 +142,7 @@ def split_what_is_none(original, self):
 def hold_none_in_an_optional(original, self, value):
     """A dataset of `(x, y, None)` fails with several devices and `steps_per_execution` above 1.
 
-    With Keras 3.16 it always does. An `Optional` of a batch has no tensors for what is `None`.
+    With Keras 3.16 it always does. `None` has no tensor in an `Optional` of a batch.
     """
     return [tensor for tensor in original(self, value) if tensor is not None]
 
