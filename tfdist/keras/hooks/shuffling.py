@@ -46,11 +46,14 @@ def shuffle_alike(original, self):
     """`fit` shuffles arrays in the same order on all workers, each of which takes its share.
 
     Without a common seed some rows would go to two workers, and others to none. With the chief's
-    seed the order is the same as in Keras alone. If the chief has no seed it draws one, and, as in
-    Keras alone, each epoch has another order.
+    seed the order is the same as in Keras alone. If the chief has no seed it draws one, and each
+    epoch has another order.
     """
     source = ArraySource(_seed_of_fit() if self._shuffle else None)
     self.tfdist_source = source
+    if source.seed is not None and source.seed.is_drawn and hasattr(self, "_tf_shuffle"):
+        # Keras 3.16 calls no `tf.random.shuffle`, and alone gives each epoch the same order.
+        self._tf_shuffle = source.shuffle
     with source.in_order():
         return original(self)
 
@@ -170,12 +173,13 @@ class ArraySource:
         with contextlib.ExitStack() as changes:
             changes.enter_context(_replaced(tf.data.Dataset, "zip", staticmethod(zip_from_first)))
             if self.seed is not None and self.seed.is_drawn:
-                changes.enter_context(_replaced(tf.random, "shuffle", self._shuffle))
+                changes.enter_context(_replaced(tf.random, "shuffle", self.shuffle))
             elif self.seed is not None:
                 changes.enter_context(global_seed(self.seed.value))
             yield
 
-    def _shuffle(self, indices: tf.Tensor, *_: object, **__: object) -> tf.Tensor:
+    def shuffle(self, indices: tf.Tensor, *_: object, **__: object) -> tf.Tensor:
+        """Returns indices in the order of the opening, as `tf.random.shuffle` with a drawn seed."""
         # A seeded `tf.random.shuffle` of a dataset would give each epoch the same order. The first
         # index tells batches apart that are shuffled one by one.
         key = tf.stack([self._seed + 0, (self._opening + 0) * 2**32 + indices[0]])
