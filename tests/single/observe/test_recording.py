@@ -54,23 +54,40 @@ def test_a_record_has_the_fields_of_an_event():
     assert len(reader.read(1).records) <= 8
 
 
-def test_the_step_of_a_fit_that_fails_has_ended():
-    def fails(batch, logs):
-        raise ArithmeticError("of a callback")
-
+def steps_of_a_fit(on_train_batch_end):
+    """The states and errors of the steps' events when `fit` has ended or failed."""
     with tfdist.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     before = events.last()
-    failing = keras.callbacks.LambdaCallback(on_train_batch_end=fails)
-    # The error keeps the steps of Keras alive.
-    with pytest.raises(ArithmeticError) as raised:
-        model.fit(np.ones((4, 1)), np.ones((4, 1)), callbacks=[failing], verbose=0)
-    (step,) = (e for e in events.read(before + 1).events if e["name"] == "step")
-    assert raised.value and (step["state"], step["error"]) == (
-        "failed",
-        "ArithmeticError: of a callback",
+    callback = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: on_train_batch_end(model)
     )
+    rows = np.ones((9, 1))
+    try:
+        model.fit(rows, rows, batch_size=3, callbacks=[callback], verbose=0)
+    except ArithmeticError as error:
+        kept = error  # which keeps the steps of Keras alive
+    else:
+        kept = None
+    found = [e for e in events.read(before + 1).events if e["name"] == "step"]
+    return [(event["state"], event["error"]) for event in found], kept
+
+
+def test_the_step_of_a_fit_that_fails_has_ended():
+    def fails(model):
+        raise ArithmeticError("of a callback")
+
+    steps, kept = steps_of_a_fit(fails)
+    assert kept and steps == [("failed", "ArithmeticError: of a callback")]
+
+
+def test_the_step_of_a_fit_that_stops_has_ended():
+    def stop(model):
+        model.stop_training = True
+
+    steps, _ = steps_of_a_fit(stop)
+    assert steps == [("done", "")]
 
 
 def test_what_happens_while_it_records(tmp_path):

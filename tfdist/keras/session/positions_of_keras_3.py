@@ -86,8 +86,10 @@ class Keras3Positions(Positions):
                 continue
             self._begin_step(step[0], size)
             self._step.enter_context(events.span("step", f"epoch {session.epoch}, batch {step[0]}"))
-            yield step
-            self._step.close()
+            try:
+                yield step
+            finally:
+                self._step.close()
             session.step_is_done()
 
     @property
