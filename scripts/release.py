@@ -75,7 +75,7 @@ def of_the_wheel() -> Iterator[str]:
             if f"tfdist/ops/libtfdist_ops.tf2.{minor}.so" not in names:
                 yield f"{wheels[0].name}: no op library for TensorFlow 2.{minor}"
         for name in sorted(names):
-            if name.endswith(".so") or ".dist-info/" in name:
+            if name.endswith(("/", ".so")) or ".dist-info/" in name:
                 continue
             if _differs(_in_the_tree(name), archive.read(name)):
                 yield f"{wheels[0].name}: {name} is not that of the tree"
