@@ -29,7 +29,7 @@ def installed_tensorflow() -> str:
     except ImportError:
         raise UnsupportedTensorFlowError(
             f"tfdist needs TensorFlow {_range()}, but no TensorFlow is installed. Install it with "
-            f"`pip install 'tensorflow=={_name(MAX_TENSORFLOW)}.*'`."
+            f"`pip install '{_requirement()}'`."
         ) from None
     return tensorflow.__version__
 
@@ -46,13 +46,18 @@ def check_tensorflow(version: str | None = None) -> None:
     if series is None or not MIN_TENSORFLOW <= series <= MAX_TENSORFLOW:
         raise UnsupportedTensorFlowError(
             f"tfdist works with TensorFlow {_range()}, but TensorFlow {version} is installed. "
-            f"Install a supported one with `pip install 'tensorflow=={_name(MAX_TENSORFLOW)}.*'`, "
+            f"Install a supported one with `pip install '{_requirement()}'`, "
             "or a tfdist release that supports yours."
         )
 
 
 def _name(series: tuple[int, int]) -> str:
     return f"{series[0]}.{series[1]}"
+
+
+def _requirement() -> str:
+    major, minor = MAX_TENSORFLOW
+    return f"tensorflow>={_name(MIN_TENSORFLOW)},<{_name((major, minor + 1))}"
 
 
 def _range() -> str:

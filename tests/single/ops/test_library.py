@@ -102,22 +102,24 @@ def test_functions_of_the_packages_above_are_found_after_a_plain_import():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("version", ["2.16.1", "2.18.0", "2.21.0", "2.21.1", "2.19.0-rc0"])
+@pytest.mark.parametrize("version", ["2.16.1", "2.18.0", "2.21.0", "2.22.0", "2.19.0-rc0"])
 def test_supported_versions_pass(version):
     _compatibility.check_tensorflow(version)
 
 
-@pytest.mark.parametrize("version", ["2.15.1", "2.22.0", "3.0.0", "1.15.5", "nightly"])
+@pytest.mark.parametrize("version", ["2.15.1", "2.23.0", "3.0.0", "1.15.5", "nightly"])
 def test_other_versions_are_told_the_range(version):
     with pytest.raises(errors.UnsupportedTensorFlowError) as raised:
         _compatibility.check_tensorflow(version)
-    assert f"TensorFlow 2.16 to 2.21, but TensorFlow {version} is installed" in str(raised.value)
+    assert f"TensorFlow 2.16 to 2.22, but TensorFlow {version} is installed" in str(raised.value)
 
 
 def test_absent_tensorflow_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr(_compatibility, "_DISTRIBUTIONS", ())
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(errors.UnsupportedTensorFlowError, match="pip install 'tensorflow==2.21"):
+    with pytest.raises(
+        errors.UnsupportedTensorFlowError, match="pip install 'tensorflow>=2.16,<2.23'"
+    ):
         _compatibility.check_tensorflow()
 
 
