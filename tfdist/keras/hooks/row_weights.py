@@ -191,7 +191,7 @@ def unscale_by_rows(original, value):
     living = living_replicas() if step is None else None
     if living is not None:
         return value * tf.cast(living, value.dtype)
-    # The losses of outputs are logged without the number of rows, unless shapes are known.
+    # The losses of outputs are logged without the number of rows, unless the step is eager.
     if step is None or (getattr(_thread, "logs_outputs", False) and step.graph is not None):
         return original(value)
     return tf.math.divide_no_nan(value, tf.cast(step.weight, value.dtype))
@@ -200,11 +200,22 @@ def unscale_by_rows(original, value):
 @hooks(CompileLoss, "call")
 def note_outputs(original, self, y_true, y_pred, sample_weight=None):
     """The logged losses of several outputs are means over batches; replicas weigh the same."""
+    step = _current_step()
+    if step is not None and step.graph is not None:
+        y_pred = tree.map_structure(_without_number_of_rows, y_pred)
     _thread.logs_outputs = True
     try:
         return original(self, y_true, y_pred, sample_weight)
     finally:
         _thread.logs_outputs = False
+
+
+def _without_number_of_rows(prediction: tf.Tensor) -> tf.Tensor:
+    """Hides the number of rows from Keras, which would weigh a replica's logged loss by it."""
+    shape = prediction.shape
+    if not shape.rank or shape[0] is None:
+        return prediction
+    return tf.raw_ops.PlaceholderWithDefault(input=prediction, shape=[None, *shape[1:]])
 
 
 @hooks(losses, "reduce_weighted_values")
