@@ -12,7 +12,7 @@ _BATCH = 7
 
 
 def logs(strategy, losses, rows=slice(None)):
-    """Returns the logs of a batch of 7 rows and one of 2, or of those of `rows`."""
+    """Returns the logs of a batch of 7 rows and a batch of 2, or of the given rows only."""
     return _evaluate(_model(strategy, losses), rows)
 
 
