@@ -18,6 +18,7 @@ from support.training.pipelines import (
     rows,
 )
 from tfdist.data.cut.plan import plan_of
+from tfdist.data.cut.row_cache import row_cache_of
 from tfdist.data.cut.share import own_rows, share_of
 from tfdist.data.shares import rows_of
 from tfdist.internals.keras_3 import ArrayDataAdapter, TFDatasetAdapter
@@ -97,6 +98,36 @@ def test_batches_that_are_left_out_are_not_mapped():
     data = rows(32).map(lambda _, b: tf.numpy_function(counted, [b], tf.float32)).batch(8)
     assert len(list(share_of(plan_of(data.skip(3)), 2, 0))) == 1
     assert count == [4]
+
+
+@pytest.mark.parametrize("reads", [32, 20])
+def test_a_cache_after_maps_keeps_what_a_worker_maps(reads):
+    """A pass that ends early is not kept, as in one process."""
+    count = [0]
+
+    def counted(values):
+        count[0] += 1
+        return values
+
+    data = rows(32).map(lambda _, b: tf.numpy_function(counted, [b], tf.float32), 2).cache()
+    own = share_of(plan_of(data.shuffle(32, seed=1).take(reads).batch(8)), 2, 0)
+    calls, kept = [], []
+    for _ in range(8):
+        before = count[0]
+        assert len(list(own)) == len(range(0, reads, 8))
+        calls.append(count[0] - before)
+        kept.append(int(row_cache_of(data)._kept.size()))
+    assert calls[0] == kept[0] == reads // 2
+    assert kept == [sum(calls[: epoch + 1]) for epoch in range(8)]
+    assert calls[-1] < reads // 2 and kept[-1] <= 32
+
+
+def test_a_cache_of_a_pass_that_never_ends_is_emptied():
+    data = rows(32).shuffle(32, seed=1).map(changed).cache()
+    own = share_of(plan_of(data.take(24).batch(8)), 2, 0)
+    for _ in range(3):
+        assert len(list(own)) == 3
+        assert int(row_cache_of(data)._kept.size()) == 12
 
 
 def test_an_opening_of_the_whole_pipeline_is_one_of_the_share_too():

@@ -22,7 +22,7 @@ from tfdist.data.cut.ahead import GlobalBatch, GlobalBatches, MappedAhead
 from tfdist.data.shares import rows_of
 
 # Elements before the maps without a shape of their own are mapped as whole batches.
-WHOLE = ("no static shape", "no static shapes")
+WHOLE = ("no static shape", "no static shapes", "no static shape, cache")
 # Rank and size of a worker, at each batch in turn.
 WORLDS = [(0, 2), (1, 2), (1, 3), (0, 1), (2, 3), (3, 4), (0, 5)]
 

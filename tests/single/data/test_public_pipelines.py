@@ -155,6 +155,12 @@ def pets() -> Dataset:
     return data.batch(8).repeat(2).map(lambda x, y: (tf.image.flip_left_right(x), y)).prefetch(2)
 
 
+def cached_images() -> Dataset:
+    """tutorials/load_data/images: images are read in the first epoch alone."""
+    data = arrays().map(scaled, AUTOTUNE).cache()
+    return data.shuffle(ROWS, seed=4).batch(8).prefetch(AUTOTUNE)
+
+
 CUT = [
     image_folder,
     stateless_augmentation,
@@ -167,6 +173,7 @@ CUT = [
     translations,
     speech,
     pets,
+    cached_images,
 ]
 
 
@@ -188,10 +195,9 @@ def test_parallel_maps_that_draw_numbers():
     assert isinstance(plan_of(data), CutPlan)
 
 
-def cached_images() -> Dataset:
-    """tutorials/load_data/images: images are read in the first epoch alone."""
-    data = arrays().map(scaled, AUTOTUNE).cache()
-    return data.shuffle(ROWS).batch(8).prefetch(AUTOTUNE)
+def images_in_a_file() -> Dataset:
+    """tutorials/load_data/images, whose cache is larger than the memory."""
+    return arrays().map(scaled, AUTOTUNE).cache("images").shuffle(ROWS).batch(8)
 
 
 def augmented_batches() -> Dataset:
@@ -226,7 +232,7 @@ def buckets() -> Dataset:
 
 
 WHOLE = {
-    cached_images: "Cache comes after map",
+    images_in_a_file: "Cache comes after map",
     augmented_batches: "a map over batches runs ",
     mixed_up: "Zip comes after batch",
     spectrograms: "a map over batches runs ",

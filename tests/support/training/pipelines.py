@@ -51,6 +51,24 @@ ELEMENTS: dict[str, Callable[[int], Dataset]] = {
     "map, shuffle, repeat": lambda n: rows(n).map(changed).shuffle(20, seed=3).repeat(2),
     "map, take, skip": lambda n: rows(n).map(changed).take(n - 3).skip(2),
     "map, assert": lambda n: rows(n).map(changed).apply(tf.data.experimental.assert_cardinality(n)),
+    "map, cache, shuffle": lambda n: rows(n).map(changed).cache().shuffle(20, seed=3),
+    "parallel maps, cache, map": lambda n: (
+        rows(n)
+        .map(changed, num_parallel_calls=2)
+        .map(lambda a, b: {"x": b[: a % 3], "y": tf.as_string(a)}, num_parallel_calls=2)
+        .prefetch(1)
+        .cache()
+        .map(lambda row: (tf.reduce_sum(row["x"]), row["y"]))
+        .shuffle(20, seed=3)
+    ),
+    "map, shuffle, repeat, cache": lambda n: (
+        rows(n).map(changed).shuffle(20, seed=3).repeat(2).cache().repeat(2)
+    ),
+    "zip of maps, cache": lambda n: Dataset.zip(
+        (Dataset.range(n).map(lambda x: x + 1), rows(n))
+    ).cache(),
+    "part of a cache": lambda n: rows(n).shuffle(9, seed=3).map(changed).cache().take(n - 3),
+    "no static shape, cache": lambda n: lengths(n).map(lambda row: tf.reduce_sum(row)).cache(),
     "filter, map": lambda n: rows(n).filter(lambda a, _: a % 5 > 0).map(changed),
     "generator": lambda n: Dataset.from_generator(
         lambda: iter(range(n)), output_signature=tf.TensorSpec((), tf.int64)

@@ -22,6 +22,7 @@ from tfdist.data.cut import nodes
 from tfdist.data.cut.any_rows import why_not_for_any_rows
 from tfdist.data.cut.by_row import first_op_over_rows
 from tfdist.data.cut.nodes import kind
+from tfdist.data.cut.row_cache import can_be_kept
 from tfdist.data.draws import handle_of
 from tfdist.data.pipeline import BATCHES, feed_of
 
@@ -73,8 +74,8 @@ class CutPlan:
     Attributes:
       whole: the pipeline.
       base: the part that stays as it is.
-      elements: the nodes from there to the batch, the lowest first; an `Unzipped` for a zip. None
-        if only batches are mapped.
+      elements: the nodes from there to the batch, the lowest first; an `Unzipped` for a zip. A
+        cache among them keeps the elements that this worker maps. None if only batches are mapped.
       batch: the node that makes the batches.
       size: the rows of a batch.
       drops_rest: whether a last batch of fewer rows is left out.
@@ -200,8 +201,22 @@ def _below_batch(batch: Any) -> tuple[tuple[Any, ...], tf.data.Dataset, Any]:
     Returns:
       The nodes; the input; and the first node below the batch that is not followed.
     """
+    chain, node = _followed(nodes.below(batch))
+    below = _below_cache(node) if kind(node) == "CacheDataset" else None
+    if below is not None:
+        chain += [node, *below[0]]
+        node = below[1]
+    lowest = node
+    while chain and not _is_map(chain[-1]):
+        node = chain.pop()
+    for above in chain:
+        _check_shuffle(above)
+    return tuple(chain[::-1]), node, lowest
+
+
+def _followed(node: Any) -> tuple[list[Any], Any]:
+    """Returns the nodes from `node` downwards that can move, and the first other one."""
     chain: list[Any] = []
-    node = nodes.below(batch)
     while kind(node) in nodes.MAPS | nodes.PASSES | nodes.ORDERS:
         if kind(node) in nodes.MAPS:
             _check_map(node)
@@ -211,12 +226,24 @@ def _below_batch(batch: Any) -> tuple[tuple[Any, ...], tf.data.Dataset, Any]:
     if unzipped is not None:
         chain.append(unzipped)
         node = tf.data.Dataset.zip(unzipped.sources)
-    lowest = node
-    while chain and not _is_map(chain[-1]):
-        node = chain.pop()
-    for above in chain:
-        _check_shuffle(above)
-    return tuple(chain[::-1]), node, lowest
+    return chain, node
+
+
+def _below_cache(cache: Any) -> tuple[list[Any], Any] | None:
+    """Returns the nodes below a cache of elements as `_followed`, or `None` if it stays whole."""
+    # A graph of TensorFlow 1 would have to initialize the cache.
+    if not tf.executing_eagerly() or tf.get_static_value(cache._filename):
+        return None
+    try:
+        chain, node = _followed(nodes.below(cache))
+    except _Refusal:
+        return None
+    maps = [each for each in chain if kind(each) in nodes.MAPS]
+    if not any(map(_is_map, chain)) or not all(
+        can_be_kept(each.element_spec) for each in (cache, *maps)
+    ):
+        return None
+    return chain, node
 
 
 def _unzipped(node: Any) -> Unzipped | None:

@@ -18,6 +18,7 @@ from tfdist.data.cut import nodes
 from tfdist.data.cut.any_rows import as_traced, for_any_rows
 from tfdist.data.cut.nodes import kind
 from tfdist.data.cut.plan import CutPlan, Uncut, Unzipped, plan_of
+from tfdist.data.cut.row_cache import RowCache, row_cache_of
 from tfdist.data.draws import handle_of
 from tfdist.data.shares import rows_between, rows_in
 
@@ -215,15 +216,33 @@ def mapped(plan: CutPlan, rows: tf.data.Dataset, size: Any, drops_rest: bool) ->
     Returns:
       Pairs of a batch, and of these numbers.
     """
+    caches = [row_cache_of(node) for node in plan.elements if kind(node) == "CacheDataset"]
+    cache = caches[0] if caches else None
+    if cache is not None:
+        find = cache.find
+        rows = rows.map(lambda row, rows: (row[0], find(rows, row[1])))
     for node in plan.elements:
         if isinstance(node, Unzipped):
             calls = [each for maps in node.maps for each in maps]
-            rows = rows.map(_of_first(_unzipped(node)), **_parallel(calls))
+            rows = _mapped_rows(rows, _unzipped(node), calls, cache)
         elif kind(node) in nodes.MAPS:
-            rows = rows.map(_of_first(as_traced(node)), **_parallel([node]))
+            rows = _mapped_rows(rows, as_traced(node), [node], cache)
         elif kind(node) == "_PrefetchDataset":
             rows = rows.prefetch(_constant(node._buffer_size))
+        elif cache is not None and kind(node) == "CacheDataset":
+            rows = rows.map(cache.keep)
+            cache = None
     return mapped_batches(plan, _batched(plan.batch, rows, size, drops_rest))
+
+
+def _mapped_rows(
+    rows: tf.data.Dataset, call: Callable[[Nested], Nested], maps: list[Any], cache: RowCache | None
+) -> tf.data.Dataset:
+    """Maps the first of pairs; if a cache above will keep the result, only if it does not yet."""
+    if cache is None:
+        return rows.map(_of_first(call), **_parallel(maps))
+    spec, _ = rows.map(_of_first(call)).element_spec
+    return rows.map(cache.mapped_once(call, spec), **_parallel(maps))
 
 
 def mapped_batches(plan: CutPlan, batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -265,7 +284,9 @@ def groups_of(plan: CutPlan) -> tf.data.Dataset:
         return groups
     raw = plan.base
     for node in plan.elements:
-        if not isinstance(node, Unzipped):
+        if kind(node) == "CacheDataset":
+            raw = row_cache_of(node).numbered(raw)
+        elif not isinstance(node, Unzipped):
             raw = reordered(raw, node)
     if has_dense_elements(plan):
         groups = raw.batch(plan.size, plan.drops_rest)
@@ -288,7 +309,7 @@ def _own_rows(share: _Share) -> tf.data.Dataset:
     groups = groups_of(share.plan)
     cut = _rows_of_batch if has_dense_elements(share.plan) else _rows_of_window
     # `flat_map` unpacks a tuple.
-    if type(share.plan.base.element_spec) is tuple:
+    if type(groups.element_spec) is tuple:
         return groups.flat_map(lambda *group: cut(share, group))
     return groups.flat_map(lambda group: cut(share, group))
 
