@@ -257,6 +257,16 @@ def test_a_make_that_builds_nothing_fails_the_build(setup: Setup) -> None:
     assert "left no libtfdist_ops.tf*.so" in result.stderr
 
 
+def test_the_environment_does_not_choose_the_folders_of_make() -> None:
+    """The build argument TENSORFLOW of the Dockerfile is such a variable."""
+    others = {"TENSORFLOW": "2.21", "OUT": "/elsewhere", "BUILD": "/elsewhere"}
+    # With this Python it ends where it would ask for the flags of TensorFlow.
+    command = ["make", "--dry-run", "-C", str(ROOT / "ops"), "lib", "PYTHON=true"]
+    environment = {**os.environ, **others}
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+    assert "tf_flags.py build )" in shown and "/elsewhere" not in shown
+
+
 def test_another_tensorflow_is_refused(setup: Setup, tree: Path) -> None:
     text = (tree / "tfdist" / "_version.py").read_text()
     text = re.sub(r"(M\w\w_TENSORFLOW) = .*", r"\1 = (1, 15)", text)
