@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 KerasModel: TypeAlias = "keras.Model | tf_keras.Model"
 KerasLayer: TypeAlias = "keras.Layer | tf_keras.layers.Layer"
 KerasLoss: TypeAlias = "keras.Loss | tf_keras.losses.Loss"
+KerasMetric: TypeAlias = "keras.metrics.Metric | tf_keras.metrics.Metric"
 KerasCallback: TypeAlias = "keras.callbacks.Callback | tf_keras.callbacks.Callback"
 # Also of an optimizer that wraps another one, and of the legacy ones of tf_keras.
 KerasOptimizer: TypeAlias = "keras.Optimizer | tf_keras.optimizers.Optimizer"

@@ -20,6 +20,8 @@
 | `one_worker.py` | callbacks that one worker cannot call |
 | `searches.py`, `project_files.py` | KerasTuner's searches and their files |
 | `after_import.py` | what is to be done when a package is imported |
+| `step_functions.py` | calls around a `train_step` of the user's |
+| `shown_metrics.py` | metrics that such a step returns, under any name |
 | `scalar_losses.py` | losses that return one number for a batch |
 | `drawing.py` | how often the data of a model has drawn orders |
 | `elastic_steps.py`, `elastic_local_steps.py` | steps of an elastic job |

@@ -70,10 +70,16 @@ class FakeKeras:
         """Takes no part."""
 
 
-def model(strategy: Any = None, **attributes: Any) -> SimpleNamespace:
+class FakeModel(SimpleNamespace):
+    """Stands for a model; a plain namespace cannot be the key of a weak dictionary."""
+
+    __hash__ = object.__hash__
+
+
+def model(strategy: Any = None, **attributes: Any) -> FakeModel:
     """A model of a strategy."""
     fields = {"distribute_strategy": strategy, "stop_training": False, "name": "model"}
-    return SimpleNamespace(**fields, steps_per_execution=1, metrics=[], **attributes)
+    return FakeModel(**fields, steps_per_execution=1, metrics=[], **attributes)
 
 
 def session_of(kind: str, model: Any, **arguments: Any) -> Any:

@@ -37,14 +37,14 @@ from tfdist.internals.keras_3_trainer import TensorFlowTrainer
 
 # The specs of a dataset tell that its batches divide.
 # Cond and while loops are functions of their own, which belong to one place of the outer function.
-# A `tf.function` is recognized by these attributes.
 from tfdist.internals.tensorflow import (
     ControlFlowFuncGraph,
     DistributedDataset,
     PerReplicaSpec,
-    make_decorator,
 )
 from tfdist.keras.registry import hooks
+from tfdist.keras.shown_metrics import noting
+from tfdist.keras.step_functions import around
 from tfdist.keras.workers import (
     elastic_job_of,
     has_copies,
@@ -55,7 +55,6 @@ from tfdist.keras.workers import (
     trains_on_servers,
 )
 
-autograph = tf.__internal__.autograph
 _log = logging.getLogger("tfdist")
 _thread = threading.local()
 _MEANS = ("mean", "sum_over_batch_size")
@@ -90,21 +89,14 @@ def whole(step: StepFunction) -> StepFunction:
 
 
 def _knowing(step: StepFunction, weigh: Callable[[Nested], tf.Tensor | None]) -> StepFunction:
-    if isinstance(step, tf.types.experimental.PolymorphicFunction):
-        # Strategies take a `tf.function` apart: the replicas meet within it, not around it.
-        function = _knowing(step.python_function, weigh)
-        return make_decorator(function, step._clone(python_function=function))
-
-    def run(data):
-        # AutoGraph leaves functions of tfdist out, but not the user's.
-        converted = autograph.tf_convert(step, autograph.control_status_ctx())
+    def call(converted: StepFunction, data: Nested) -> Nested:
         weight = weigh(data)
         with contextlib.nullcontext() if weight is None else _step_of(weight):
             return converted(data)
 
-    marked: Any = run
-    marked.is_weighted = True
-    return marked
+    result = around(step, call)
+    getattr(result, "python_function", result).is_weighted = True
+    return result
 
 
 def is_weighted(step: StepFunction) -> bool:
@@ -138,15 +130,19 @@ def make_for_evaluated_batches(original, self, force=False):
 def weigh_steps(original, self, step_function):
     """A replica's loss weighs by its rows of the global batch, not as all others.
 
-    In an evaluation this matters for losses that are sums over the rows.
+    In an evaluation this matters for losses that are sums over the rows. Results that are metrics
+    are noted, for the logs of an epoch.
     """
     strategy = self.distribute_strategy
-    if step_function == self.train_step and has_peers(strategy):
+    trains, tests = step_function == self.train_step, step_function == self.test_step
+    if has_peers(strategy):
+        step_function = noting(self, "train" if trains else "test", step_function)
+    if trains and has_peers(strategy):
         self._is_for_even_batches = _has_even_batches(self)
         step_function = weighted(step_function, self._is_for_even_batches)
-    elif step_function == self.test_step and trains_on_servers(strategy):
+    elif tests and trains_on_servers(strategy):
         step_function = whole(step_function)
-    elif step_function == self.test_step and has_copies(strategy) and _logs_need_rows(self):
+    elif tests and has_copies(strategy) and _logs_need_rows(self):
         self._is_tested_for_even_batches = _has_even_batches(self)
         step_function = weighted(step_function, self._is_tested_for_even_batches)
     return original(self, step_function)

@@ -18,6 +18,7 @@ from tfdist.keras.hooks import row_weights, variable_roles
 from tfdist.keras.hooks.saving import refuse_tables
 from tfdist.keras.hooks.shuffling import common_seed, global_seed
 from tfdist.keras.registry import hooks
+from tfdist.keras.shown_metrics import noting
 from tfdist.keras.variables_of_others import refuse_variables_of_others
 from tfdist.keras.workers import has_peers, replica_with_peers
 
@@ -41,7 +42,17 @@ def weigh_training_steps(original, self, force=False):
         refuse_variables_of_others(self)
     if has_peers(self.distribute_strategy) and not row_weights.is_weighted(self.train_step):
         # Not by `setattr`, which would track it. The function that Keras makes looks it up here.
-        vars(self)["train_step"] = row_weights.weighted(self.train_step)
+        vars(self)["train_step"] = row_weights.weighted(noting(self, "train", self.train_step))
+    return original(self, force)
+
+
+@hooks(tf_keras.Model, "make_test_function")
+def note_shown_metrics(original, self, force=False):
+    """An evaluation of the user's own `test_step` logs metrics of all rows under their names."""
+    if has_peers(self.distribute_strategy) and "test_step" not in vars(self):
+        noted = noting(self, "test", self.test_step)
+        if noted != self.test_step:
+            vars(self)["test_step"] = noted
     return original(self, force)
 
 

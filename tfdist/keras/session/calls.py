@@ -15,6 +15,7 @@ from tfdist.keras.session.elastic_calls import call_among_members
 from tfdist.keras.session.order import participants_of
 from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.session import FitSession, Session, newest, running
+from tfdist.keras.shown_metrics import of_all_rows
 from tfdist.keras.workers import elastic_job_of
 
 # How a collective fails when another worker has ended.
@@ -118,12 +119,13 @@ def results_of(model: KerasModel, logs: Logs, make: Callable[[Logs], Logs]) -> L
       make: takes them; returns Keras's own.
     """
     session = newest()
-    if session is None or session.model is not model:
-        return make(logs)
-    if isinstance(session, FitSession):
-        return session.results(logs, make, of_validation=False)
-    validated = session.validated_fit
-    return make(logs) if validated is None else validated.results(logs, make, of_validation=True)
+    is_known = session is not None and session.model is model
+    if is_known and isinstance(session, FitSession):
+        return of_all_rows(model, "train", session.results(logs, make, of_validation=False))
+    validated = session.validated_fit if session is not None and is_known else None
+    if validated is None:
+        return of_all_rows(model, "test", make(logs))
+    return of_all_rows(model, "test", validated.results(logs, make, of_validation=True))
 
 
 def _session(
