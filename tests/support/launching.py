@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import tfdist.launch.run
+from support.patience import PATIENCE
 
 PACKAGE = str(Path(tfdist.__file__).parents[1])
 # Functions for each script. `say` writes whole lines at once.
@@ -57,7 +58,7 @@ class Launched:
 
     def finish(self, timeout=60):
         try:
-            out, err = self.process.communicate(timeout=timeout)
+            out, err = self.process.communicate(timeout=timeout * PATIENCE)
         except subprocess.TimeoutExpired as error:
             error.add_note(f"the launcher and its children: {self._describe_processes()}")
             raise

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from support.launching import PACKAGE
+from support.patience import PATIENCE
 
 ROWS = 64
 # Warnings of TensorFlow and tf_keras when the package calls them.
@@ -93,7 +94,7 @@ def run_python(program: str, *arguments: str, **environment: str) -> str:
         env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=55 * PATIENCE,
     )
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
     return finished.stdout
