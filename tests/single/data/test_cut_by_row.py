@@ -80,6 +80,11 @@ BY_ROW = {
     "ResNet50": of_images(
         lambda x: keras.applications.resnet50.preprocess_input(tf.cast(x, tf.float32))
     ),
+    "crop or pad": of_images(lambda x: tf.image.resize_with_crop_or_pad(x, 4, 9)),
+    "turn": of_images(tf.image.rot90),
+    "roll": of_images(lambda x: tf.roll(x, [1, 2], [1, 2])),
+    "parts of each row": lambda x, y: (tf.gather(x, y[:, None] % [3, 2], batch_dims=1), y),
+    "sums of integers along a row": of_images(lambda x: tf.cumsum(tf.cast(x, tf.int32), 1)),
     "sum of integers": of_images(lambda x: tf.reduce_sum(tf.cast(x, tf.int32), -1)),
     "table": of_labels(TABLE.lookup),
     "rows of a table": of_labels(lambda y: tf.gather(WEIGHTS, y)),
@@ -274,7 +279,30 @@ OVER_ROWS = {
     "TopKV2": of_labels(lambda y: tf.math.top_k(y, 1).values),
     "If": of_labels(lambda y: tf.cond(tf.shape(y)[0] > 3, lambda: y, lambda: y + 1)),
     "Cumsum": of_labels(tf.cumsum),
+    "Cumsum of fractions": of_images(lambda x: tf.cumsum(tf.cast(x, tf.float32), 1)),
+    "Roll": of_images(lambda x: tf.roll(x, [1, 2], [1, 0])),
+    "Parts of rows of constants": of_labels(
+        lambda y: tf.gather(tf.ones([8, 4]), y[:, None] % 4, batch_dims=1)
+    ),
+    "Branches of which one has rows": of_labels(
+        lambda y: tf.cond(TABLE.size() > 1, lambda: y, lambda: tf.constant([1], tf.int64))
+    ),
+    "Rows in a branch": of_labels(
+        lambda y: tf.cond(TABLE.size() > 1, lambda: y, lambda: tf.reverse(y, [0]))
+    ),
     "MatMul": of_images(lambda x: tf.cast(x[:, 0, 0], tf.float64) @ tf.transpose(WEIGHTS)),
+}
+
+
+# A size is found before the op that uses it.
+FOUND = {
+    "Shape of a function": "Shape",
+    "StatelessRandomUniformV2": "Shape",
+    "If": "Shape",
+    "Cumsum of fractions": "Cumsum",
+    "Parts of rows of constants": "GatherV2",
+    "Branches of which one has rows": "StatelessIf",
+    "Rows in a branch": "ReverseV2",
 }
 
 
@@ -283,9 +311,7 @@ def test_an_op_that_may_look_at_several_rows(op):
     call = OVER_ROWS[op]
     data = batches(8, op in ("Unpack", "AddV2")).map(call)
     found = first_op_over_rows(data)
-    # A size is found before the op that uses it.
-    sizes = ("Shape of a function", "StatelessRandomUniformV2", "If")
-    assert found == ("Shape" if op in sizes else op)
+    assert found == FOUND.get(op, op)
     assert f"runs {found}, which may need all rows" in plan_of(data).reason
 
 

@@ -73,6 +73,8 @@ def _walk(graph: tf.Graph, inputs: Sequence[bool]) -> list[bool]:
             if _is_compiled(graph, op.get_attr("f").name):
                 raise _OverRows("a function with jit_compile")
             with_rows |= _chosen(op.outputs, _walk(called.graph, rows))
+        elif op.type in _BRANCHES and not rows[0] and not any(sizes):
+            with_rows |= _chosen(op.outputs, _walk_branches(graph, op, rows[1:]))
         elif op.type == "Shape" and rows == [True]:
             shapes |= outputs
         elif op.type == "Reshape" and rows == [True, False] and op.inputs[1].ref() in shapes:
@@ -96,6 +98,24 @@ def _walk(graph: tf.Graph, inputs: Sequence[bool]) -> list[bool]:
     if any(tensor.ref() in shapes | counts for tensor in graph.outputs):
         raise _OverRows("Shape")
     return [tensor.ref() in with_rows for tensor in graph.outputs]
+
+
+def _walk_branches(graph: tf.Graph, op: tf.Operation, inputs: Sequence[bool]) -> list[bool]:
+    """Returns which outputs of a conditional have rows; raises _OverRows.
+
+    Args:
+      graph: has the conditional, whose condition does not depend on the batch.
+      op: the conditional.
+      inputs: which inputs of its branches have rows.
+    """
+    branches = [
+        _walk(graph._get_function(function.name).graph, inputs)
+        for function in _BRANCHES[op.type](op)
+    ]
+    for outputs in zip(*branches, strict=True):
+        if any(outputs) and not all(outputs):
+            raise _OverRows(op.type)
+    return branches[0]
 
 
 def _is_compiled(graph: tf.Graph, function: str) -> bool:
@@ -302,8 +322,10 @@ def _split_by_sizes(op: tf.Operation, rows: Sequence[bool]) -> bool:
 
 
 def _gather(op: tf.Operation, rows: Sequence[bool]) -> bool:
-    """Rows of numbers are looked up in a table, or the same parts of each row are taken."""
+    """Rows of numbers are looked up in a table, or each row's parts are taken."""
     axis = _value(op.inputs[2])
+    if axis is not None and op.get_attr("batch_dims") > 0:
+        return rows == [True, True, False] and _are_others(axis, op.inputs[0].shape.rank)
     if axis is None or op.get_attr("batch_dims") != 0:
         return False
     if rows[0]:
@@ -330,6 +352,9 @@ def _parse_example(op: tf.Operation, rows: Sequence[bool]) -> bool:
 
 def _value(tensor: tf.Tensor) -> np.ndarray | None:
     """The value of a tensor that is known before the graph runs."""
+    if tensor.op.type == "Reshape":
+        value, shape = map(_value, tensor.op.inputs)
+        return None if value is None or shape is None else value.reshape(shape)
     return tf.get_static_value(tensor)
 
 
@@ -361,7 +386,8 @@ def _rules() -> dict[str, _Rule]:
         ),
         _is_second: "LookupTableFind LookupTableFindV2",
         _over_other_axes(1): "All Any ArgMax ArgMin Max Min ReverseV2",
-        _sum: "Prod Sum",
+        _over_other_axes(2): "Roll",
+        _sum: "Cumprod Cumsum Prod Sum",
         _greatest: "TopKV2",
         _expand_dims: "ExpandDims",
         _squeeze: "Squeeze",
@@ -385,6 +411,13 @@ def _rules() -> dict[str, _Rule]:
     return {op: rule for rule, ops in by_rule.items() for op in ops.split()}
 
 
+# Conditionals, with their branches.
+_BRANCHES: dict[str, Callable[[tf.Operation], Sequence[Any]]] = {
+    **dict.fromkeys(
+        ("If", "StatelessIf"), lambda op: [op.get_attr("then_branch"), op.get_attr("else_branch")]
+    ),
+    **dict.fromkeys(("Case", "StatelessCase"), lambda op: op.get_attr("branches")),
+}
 _RULES = _rules()
 OPS = frozenset(_RULES)
 """The ops that may treat each row by itself."""
