@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tfdist.job.variables import broadcast_variables
     from tfdist.observe.metrics.counters import count_samples
     from tfdist.ops import join
+    from tfdist.preemption.saved import mark_saved
     from tfdist.preemption.training import stop_requested
     from tfdist.startup import init
     from tfdist.strategies import (
@@ -96,6 +97,7 @@ _MODULE_OF = {
     "local_rank_op": "tfdist.job.rank_ops",
     "local_size": "tfdist.job.process",
     "local_size_op": "tfdist.job.rank_ops",
+    "mark_saved": "tfdist.preemption.saved",
     "new_group": "tfdist.job.groups",
     "rank": "tfdist.job.process",
     "rank_op": "tfdist.job.rank_ops",
@@ -169,6 +171,7 @@ __all__ = [
     "local_rank_op",
     "local_size",
     "local_size_op",
+    "mark_saved",
     "new_group",
     "ops",
     "rank",

@@ -30,6 +30,8 @@ class Settings:
         (`TFDIST_PEER_MEMORY`).
       checkpoint_dir: the snapshot directory of a `ps` task whose script names none, and of `fit` at
         a preemption notice if it has no other (`TFDIST_CHECKPOINT_DIR`).
+      preemption_marker: the file by which the chief says that the job has saved its state at a
+        preemption notice, or None (`TFDIST_PREEMPTION_MARKER`).
       ps_memory: bytes that a `ps` task may hold, 0 for no limit (`TFDIST_PS_MEMORY`).
       data_service_dir: the directory of the `data_dispatcher`'s journal, or None
         (`TFDIST_DATA_SERVICE_DIR`).
@@ -59,6 +61,7 @@ class Settings:
     exit_timeout: float = 300.0
     peer_memory: bool = True
     checkpoint_dir: str | None = None
+    preemption_marker: str | None = None
     ps_memory: int = 0
     data_service_dir: str | None = None
     debug_dir: str | None = None
@@ -94,6 +97,7 @@ class Settings:
             exit_timeout=validation.seconds(environ, "TFDIST_EXIT_TIMEOUT", cls.exit_timeout),
             peer_memory=validation.switch(environ, "TFDIST_PEER_MEMORY", cls.peer_memory),
             checkpoint_dir=environ.get("TFDIST_CHECKPOINT_DIR", "").strip() or None,
+            preemption_marker=environ.get("TFDIST_PREEMPTION_MARKER", "").strip() or None,
             ps_memory=validation.size(environ, "TFDIST_PS_MEMORY", cls.ps_memory),
             data_service_dir=environ.get("TFDIST_DATA_SERVICE_DIR", "").strip() or None,
             debug_dir=environ.get("TFDIST_DEBUG_DIR", "").strip() or None,

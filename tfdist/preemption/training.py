@@ -14,6 +14,7 @@ from typing import NoReturn
 from tfdist.errors import Preempted, brief
 from tfdist.job import process
 from tfdist.preemption.notice import notice
+from tfdist.preemption.saved import NothingSavedError, mark_saved
 from tfdist.preemption.stop_watch import StopWatch
 
 _log = logging.getLogger("tfdist")
@@ -51,7 +52,8 @@ class StoppableSteps:
 
         Args:
           where: the position in the training, for the line.
-          save: saves the state on all workers, and returns what it has saved, for the line.
+          save: saves the state on all workers, and returns what it has saved, for the line; raises
+            NothingSavedError if there is no place to save to.
 
         Raises:
           Preempted: always.
@@ -60,6 +62,9 @@ class StoppableSteps:
         began = time.monotonic()
         try:
             saved = save()
+            mark_saved()
+        except NothingSavedError as why:
+            saved = f"nothing was saved: {why}"
         except Exception as error:  # the process ends anyway, and an earlier state may exist
             saved = f"nothing was saved: {type(error).__name__}: {error}"
         now = time.monotonic()
@@ -107,6 +112,7 @@ def stop_requested() -> bool:
         train_step(batch)
         if tfdist.stop_requested():
             checkpoint.save("checkpoints/step")
+            tfdist.mark_saved()
             raise tfdist.errors.Preempted
     ```
     """

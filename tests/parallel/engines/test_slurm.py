@@ -24,6 +24,24 @@ pytestmark = [
 EXAMPLES = ROOT / "keras_examples"
 CLUSTERS = EXAMPLES / "clusters"
 SHORT = ("--epochs", "1", "--steps-per-epoch", "10")
+# Worker 0 takes srun's SIGTERM as a notice.
+CRASHING = """
+import keras, numpy as np, tfdist
+
+strategy = tfdist.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+class Crash(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if tfdist.rank() == 1 and batch == 20:
+            raise RuntimeError("worker 1 crashes")
+
+x = np.ones((6400, 1))
+backup = keras.callbacks.BackupAndRestore("backup")
+model.fit(x, x, batch_size=2, epochs=9, verbose=0, callbacks=[Crash(), backup])
+"""
 VARIABLES = {
     "PYTHONPATH": PACKAGE,
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -101,6 +119,23 @@ def test_a_preempted_job_is_queued_again(slurm, tmp_path) -> None:
 
     alone = slurm("python", *training[:2], str(tmp_path / "alone"), **VARIABLES)
     assert sum_in(text, 2000) == pytest.approx(sum_in(output_of(alone), 2000), abs=0.1)
+
+
+def test_a_crashing_job_is_not_queued_again(slurm, tmp_path) -> None:
+    log, script = tmp_path / "log", tmp_path / "crash.py"
+    script.write_text(CRASHING)
+    options = ("--parsable", f"--output={log}", "-N2", "--ntasks-per-node=1")
+    sbatch = ("sbatch", *options, str(CLUSTERS / "slurm.sbatch"), str(script))
+    job = output_of(slurm(*sbatch, **VARIABLES)).strip()
+    try:
+        wait_until(
+            "the end", lambda: "JobState=FAILED" in slurm("scontrol", "show", "job", job).stdout
+        )
+        shown = slurm("scontrol", "show", "job", job).stdout
+    finally:
+        slurm("scancel", job)
+    assert "Restarts=0" in shown and "ExitCode=143" in shown, shown
+    assert "worker 1 crashes" in log.read_text()
 
 
 def test_elastic_in_an_allocation(slurm, tmp_path) -> None:

@@ -103,7 +103,9 @@ def test_all_stop_after_the_same_step(tmp_path, who):
     for _ in range(tiers.rounds(1, 20)):
         after = draw.randint(1, 12)
         delays = [draw.random() * 0.05 for _ in who]
-        with start_ranks(fit, 2, tmp_path=tmp_path) as ranks:
+        marker = tmp_path / "saved"
+        env = {"TFDIST_PREEMPTION_MARKER": str(marker)}
+        with start_ranks(fit, 2, tmp_path=tmp_path, env=env) as ranks:
             told(ranks, who, after, delays)
             outcomes = ranks.join(60)
         for outcome in outcomes:
@@ -118,6 +120,7 @@ def test_all_stop_after_the_same_step(tmp_path, who):
         with open(tmp_path / "backup" / "training_metadata.json") as file:
             saved = json.load(file)
         assert saved == {"epoch": epoch, "batch": batch}
+        marker.unlink()
         end = f"stopped in epoch {epoch + 1} after batch {batch + 1};"
         for rank, how in enumerate(["saved to", "saved by the chief to"]):
             line = rf"worker {rank}: SIGTERM( to worker \d)?: {end} {how} {tmp_path}/backup \("
@@ -174,7 +177,8 @@ def own_handlers(ctx):
 
 
 def test_own_handlers_are_called_and_what_ignores_the_signal_goes_on(tmp_path):
-    with start_ranks(own_handlers, 2, tmp_path=tmp_path) as ranks:
+    env = {"TFDIST_PREEMPTION_MARKER": str(tmp_path / "saved")}
+    with start_ranks(own_handlers, 2, tmp_path=tmp_path, env=env) as ranks:
         told(ranks, [1], 5)
         ranks.wait_for(0, "step", 30)
         ranks[0].send_signal(signal.SIGTERM)
@@ -188,6 +192,7 @@ def test_own_handlers_are_called_and_what_ignores_the_signal_goes_on(tmp_path):
             "nothing was saved: fit has no BackupAndRestore callback, and TFDIST_CHECKPOINT_DIR "
             "is not set"
         ) in outcome.output
+    assert not (tmp_path / "saved").exists()
 
 
 def fit_with_validation(ctx):
@@ -296,15 +301,18 @@ def loop(ctx):
         assert total.numpy() == 2.0
         ctx.report("step", steps)
         if tfdist.stop_requested():
+            tfdist.mark_saved()
             return {"code": tfdist.errors.Preempted().code, "steps": steps}
 
 
 def test_a_custom_loop_stops_on_all_workers_at_once(tmp_path):
-    with start_ranks(loop, 2, tmp_path=tmp_path) as ranks:
+    env = {"TFDIST_PREEMPTION_MARKER": str(tmp_path / "saved")}
+    with start_ranks(loop, 2, tmp_path=tmp_path, env=env) as ranks:
         told(ranks, [1, 0], 4)
         outcomes = ranks.join(60)
     ended_by_notice(outcomes)
     assert outcomes[0].result["steps"] == outcomes[1].result["steps"] >= 4
+    assert (tmp_path / "saved").exists()
 
 
 def alone(ctx):

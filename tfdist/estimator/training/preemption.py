@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.estimator.training.end_together import EndTogether
 from tfdist.preemption.notice import notice
+from tfdist.preemption.saved import NothingSavedError
 from tfdist.preemption.training import StoppableSteps
 
 
@@ -70,5 +71,10 @@ def end_if_preempted(
     """
     kinds = (EndTogether, StopAtNotice)
     if any(isinstance(hook, kinds) and hook.is_preempted for hook in hooks):
-        nowhere = "nothing was saved: the RunConfig saves no checkpoints"
-        training.stop("the Estimator", lambda: f"saved to {saved_to}" if saved_to else nowhere)
+        training.stop("the Estimator", lambda: _what_was_saved(saved_to))
+
+
+def _what_was_saved(saved_to: str | None) -> str:
+    if saved_to is None:
+        raise NothingSavedError("the RunConfig saves no checkpoints")
+    return f"saved to {saved_to}"

@@ -21,6 +21,7 @@ from tfdist.keras.workers import (
     trains_on_servers,
 )
 from tfdist.preemption.notice import notice
+from tfdist.preemption.saved import NothingSavedError
 from tfdist.preemption.training import StoppableSteps
 
 # Below TFDIST_CHECKPOINT_DIR, where parameter servers have their snapshots, too.
@@ -139,9 +140,8 @@ class Preemption(Participant[FitSession]):
         if backup is None:
             if self._snapshots is not None:
                 return f"the parameter servers save to {self._snapshots}"
-            return (
-                "nothing was saved: fit has no BackupAndRestore callback, and "
-                "TFDIST_CHECKPOINT_DIR is not set"
+            raise NothingSavedError(
+                "fit has no BackupAndRestore callback, and TFDIST_CHECKPOINT_DIR is not set"
             )
         self.session.keras.save(backup, self.session.epoch, batch)
         by_chief = "" if rank_of(self.session.model) == 0 else " by the chief"
