@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import shlex
 import sys
@@ -215,7 +216,7 @@ def run(chosen: argparse.Namespace) -> int:
         parser.error(f"expected a script, but {command[0]} does not exist")
     if script is not None and not script.is_file():
         parser.error(f"expected a script, but {command[0]} is not a file")
-    _tell_options_of_the_script(chosen, command[1:])
+    _tell_options_of_the_script(chosen, command[0], command[1:])
     if chosen.log_dir is not None and chosen.log_dir.exists() and not chosen.log_dir.is_dir():
         parser.error(f"--log-dir: expected a directory, but {chosen.log_dir} is a file")
     # Not above: --help and a wrong command line do not need it.
@@ -257,14 +258,24 @@ def run(chosen: argparse.Namespace) -> int:
         return 1
 
 
-def _tell_options_of_the_script(chosen: argparse.Namespace, words: list[str]) -> None:
-    """Says which words look like options of `tfdist run`, and are not."""
-    given = {"--workers": chosen.workers, "--ps": chosen.ps, "--hosts": chosen.hosts}
-    meant = [word for word in words if given.get(word.partition("=")[0], True) in (None, 0)]
-    if meant:
+def _tell_options_of_the_script(chosen: argparse.Namespace, script: str, words: list[str]) -> None:
+    """Says which of a script's words look like options of `tfdist run`.
+
+    An option that also precedes the script is given to both on purpose.
+    """
+    parser: argparse.ArgumentParser = chosen.parser
+    ours = {name: action for action in parser._actions for name in action.option_strings}
+    for word, following in itertools.pairwise([*words, "--"]):
+        name, equals, _ = word.partition("=")
+        action = ours.get(name)
+        if action is None or not name.startswith("--") or action.dest == "help":
+            continue
+        if getattr(chosen, action.dest) != action.default:
+            continue
+        has_value = action.nargs != 0 and not equals and not following.startswith("--")
         print(
-            f"tfdist run: note: {' and '.join(meant)} after the script's name is an option of the "
-            "script; options of tfdist run come before it",
+            f"tfdist run: note: {f'{word} {following}' if has_value else word} comes after "
+            f"{script} and is given to it; options of tfdist run come before {script}",
             file=sys.stderr,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 from unittest import mock
 
@@ -210,6 +211,22 @@ def test_a_host_without_an_agent_is_named(launch, host, message):
     code, out, err = launch("say(me)", f"127.0.0.2,{host}").finish()
     assert code == 1 and not out
     assert err[-1] == f"tfdist run: error: host {host}: {message}"
+
+
+def test_an_unreachable_host_ends_the_agents_of_the_others_silently(launch):
+    code, _, err = launch("say(me)", f"127.0.0.9,{TWO}").finish()
+    assert code == 1
+    assert [line for line in err if not line.startswith("tfdist run: error")] == [
+        "[127.0.0.9] ssh: connect to host 127.0.0.9 port 22: No route to host"
+    ]
+
+
+@pytest.mark.parametrize("received", [b"", b'{"folder": "/t'])
+def test_an_agent_whose_launcher_hangs_up_at_once_ends_silently(tmp_path, received):
+    command = AgentCommand([make_fake_ssh(tmp_path)])
+    words = command.words(Host("127.0.0.2"))
+    ended = subprocess.run(words, input=received, capture_output=True, timeout=30)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
 
 
 def test_this_machine_needs_no_ssh_and_others_need_its_name(launch, tmp_path):

@@ -35,10 +35,13 @@ from tfdist.launch.output import OutputStream, Sink, TaskLines, TaskOutput
 from tfdist.launch.process import Exit, ProcessSpec
 
 # Reads where it is and what modules it has from the first line, then hands over to the agent. It
-# is one line of one kind of quotes, since any user's shell may read it.
+# is one line of one kind of quotes, since any user's shell may read it. A launcher that cannot
+# reach another host hangs up before it has written that line, and has told the reason itself.
 _BOOTSTRAP = WITHOUT_CURRENT_DIRECTORY + (
     "import importlib.util, json, os; "
-    "first = json.loads(open(0, 'rb', 0, closefd=False).readline()); "
+    "line = open(0, 'rb', 0, closefd=False).readline(); "
+    "line.endswith(os.linesep.encode()) or sys.exit(); "
+    "first = json.loads(line); "
     "os.chdir(first['folder']); sys.path[:0] = first['path']; "
     "importlib.util.find_spec('tfdist') or sys.exit('expected tfdist among the packages of ' "
     "+ sys.executable + ', or in a folder of PYTHONPATH, found none'); "
