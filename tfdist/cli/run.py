@@ -181,6 +181,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: none)",
     )
     parser.add_argument(
+        "--gpus-per-worker",
+        type=whole_number(1),
+        metavar="N",
+        help="each worker, the chief and the evaluator see N GPUs of their host, none of them "
+        "twice, and other tasks none (default: each task sees all GPUs, of which TensorFlow takes "
+        "the whole memory)",
+    )
+    parser.add_argument(
         "--job-file",
         type=Path,
         metavar="FILE",
@@ -246,6 +254,7 @@ def run(chosen: argparse.Namespace) -> int:
             python=chosen.python,
             env=chosen.env,
             binding=Binding(chosen.bind),
+            gpus_per_worker=chosen.gpus_per_worker,
             job_file=chosen.job_file,
             signal_grace=chosen.grace,
         )

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from tfdist.launch import gpus
 from tfdist.launch import guard as launch_guard
 from tfdist.launch.output import Sink, TaskOutput
 
@@ -62,11 +63,13 @@ class ProcessSpec:
       variables: its environment, beyond what all processes of the job have.
       terminal: rows and columns of the terminal that it writes to; None means pipes.
       cpus: the CPUs that it may use; None means its parent's CPUs.
+      gpus: the GPUs that it may use, as places in the list of its host; None means all of them.
     """
 
     variables: Mapping[str, str]
     terminal: tuple[int, int] | None = None
     cpus: Sequence[int] | None = None
+    gpus: Sequence[int] | None = None
 
 
 class TaskProcess(Protocol):
@@ -110,7 +113,7 @@ class LocalProcess:
       guard: the pipe to the launcher's guard.
 
     Raises:
-      OSError: it cannot be started.
+      OSError: it cannot be started, or its host has too few GPUs.
     """
 
     def __init__(
@@ -121,11 +124,12 @@ class LocalProcess:
         sinks: Sequence[Sink],
         guard: int,
     ) -> None:
+        variables = {**environment, **gpus.variables(environment, spec.gpus), **spec.variables}
         self._guard = guard
         self._has_terminal = spec.terminal is not None
         sources, theirs = self._open_pipes(spec.terminal, len(sinks))
         try:
-            self._process = self._start(command, {**environment, **spec.variables}, theirs, spec)
+            self._process = self._start(command, variables, theirs, spec)
         except BaseException:
             for source in sources:
                 os.close(source)

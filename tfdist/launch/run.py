@@ -29,6 +29,7 @@ from tfdist.errors import ClusterConfigError
 from tfdist.launch.binding import Binding
 from tfdist.launch.debug_directory import debug_directory
 from tfdist.launch.elastic_workers import ElasticWorkers
+from tfdist.launch.gpus import GpuShares
 from tfdist.launch.hosts import discovery
 from tfdist.launch.hosts.connection import AgentCommand
 from tfdist.launch.hosts.cooldown import Cooldown
@@ -76,6 +77,8 @@ class LaunchOptions:
       python: the path of Python on them; None means this process's Python.
       env: further variables of this environment that tasks on other hosts get.
       binding: the CPUs that each task is bound to.
+      gpus_per_worker: how many GPUs of its host each worker, the chief and the evaluator get;
+        others get none. None lets each task see all of them.
       job_file: the file with the job's addresses and secret while it runs; by default a new one,
         whose path is printed if there are parameter servers, or the job is elastic.
       stop_grace: seconds from SIGTERM to SIGKILL after a failure or at the time limit.
@@ -112,6 +115,7 @@ class LaunchOptions:
     python: str | None = None
     env: Sequence[str] = ()
     binding: Binding = Binding.NONE
+    gpus_per_worker: int | None = None
     job_file: Path | None = None
     stop_grace: float = 10.0
     signal_grace: float = 30.0
@@ -184,6 +188,10 @@ def _roles(options: LaunchOptions) -> list[tuple[str, int]]:
         *(("data_dispatcher", index) for index in range(1 if options.data_workers else 0)),
         *(("data_worker", index) for index in range(options.data_workers)),
     ]
+
+
+def _takes_gpus(role: str) -> bool:
+    return role in ("chief", "worker", "evaluator")
 
 
 def plan(
@@ -385,7 +393,9 @@ def run(options: LaunchOptions) -> int:
             file = dataclasses.replace(file, metrics=_metrics(tasks, port))
         arguments = [*_program(options), *options.arguments]
         command = JobCommand(sys.executable, arguments, environment, passed, directories)
-        pool = HostPool(command, sites, placed, options.binding)
+        takes_gpus = [_takes_gpus(role) for role, _ in _roles(options)]
+        shares = GpuShares(options.gpus_per_worker, takes_gpus)
+        pool = HostPool(command, sites, placed, options.binding, shares)
         supervisor = _supervisor(options, tasks, pool, connector, streams, listener)
         path = stack.enter_context(file.written(options.job_file))
         asks = "tfdist scale" if isinstance(options.workers, WorkerRange) else "tfdist ps stats"

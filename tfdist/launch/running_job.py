@@ -146,6 +146,7 @@ class RunningJob:
                 self._streams,
                 self._log_dir,
                 self.pool.cpus(index),
+                self.pool.gpus(index),
                 replaces,
             )
         except OSError as error:

@@ -68,6 +68,7 @@ class Task:
       streams: receive its stdout and its stderr.
       log_dir: the directory of its log, or None.
       cpus: the CPUs it may use; None means its parent's CPUs.
+      gpus: the GPUs it may use, as places in the list of its host; None means all of them.
       replaces: the ended task that this one replaces.
 
     Attributes:
@@ -85,6 +86,7 @@ class Task:
         streams: tuple[OutputStream, OutputStream],
         log_dir: Path | None,
         cpus: Sequence[int] | None = None,
+        gpus: Sequence[int] | None = None,
         replaces: Task | None = None,
     ) -> None:
         self.spec = spec
@@ -108,6 +110,7 @@ class Task:
                 variables={"TF_CONFIG": spec.tf_config, "TFDIST_RESTARTS": str(self._restarts)},
                 terminal=terminal_size(spec.name) if self._terminal else None,
                 cpus=cpus,
+                gpus=gpus,
             ),
             [
                 TaskLines(spec.name, index, stream, self.tail, self.log, self._terminal)

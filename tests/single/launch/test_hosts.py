@@ -54,6 +54,7 @@ def test_tasks_get_their_environment_by_the_connection_alone(launch, tmp_path, m
     monkeypatch.setenv("TF_MINE", "of the job")
     monkeypatch.setenv("OTHER", "of the launcher")
     monkeypatch.setenv("CHOSEN", "an 'odd'\nvalue")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     code, out, err = launch(
         """
         import socket
@@ -62,6 +63,7 @@ def test_tasks_get_their_environment_by_the_connection_alone(launch, tmp_path, m
         socket.create_server((host, int(port))).close()
         names = ("TFDIST_SECRET", "TF_MINE", "OTHER", "CHOSEN", "TFDIST_SECRET_FILE")
         say(repr([os.environ.get(name) for name in names]))
+        say(f"GPU {os.environ['CUDA_VISIBLE_DEVICES']}")
         say(f"{[host for host, _ in ports]} {Path.cwd()} {len(os.sched_getaffinity(0))}")
         os.write(2, b"half a line")
         """,
@@ -70,6 +72,8 @@ def test_tasks_get_their_environment_by_the_connection_alone(launch, tmp_path, m
         "CHOSEN",
         "--bind",
         "core",
+        "--gpus-per-worker",
+        "1",
         "--log-dir",
         str(tmp_path / "logs"),
     ).finish()
@@ -80,6 +84,7 @@ def test_tasks_get_their_environment_by_the_connection_alone(launch, tmp_path, m
     for worker, share in enumerate((cpus, max(1, cpus // 2), max(1, (cpus + 1) // 2))):
         assert f"[worker {worker}] {values}" in out
         assert f"[worker {worker}] {hosts} {os.getcwd()} {share}" in out
+        assert f"[worker {worker}] GPU {max(0, worker - 1)}" in out  # the last two share a host
         assert f"[worker {worker}] half a line" in err
         assert (tmp_path / "logs" / f"worker-{worker}.log").read_text().endswith("half a line")
     arguments = (tmp_path / "ssh-arguments").read_text()

@@ -164,7 +164,7 @@ class Agent:
 
     def _do_start(self, record: records.Record) -> None:
         task = record["task"]
-        spec = ProcessSpec(record["variables"], record["terminal"], record["cpus"])
+        spec = ProcessSpec(record["variables"], record["terminal"], record["cpus"], record["gpus"])
         sinks = [RecordSink(task, stream, self._out) for stream in range(record["streams"])]
         try:
             process = LocalProcess(self._command, self._environment, spec, sinks, self._guard.pipe)

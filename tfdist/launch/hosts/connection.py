@@ -266,6 +266,7 @@ class HostConnection:
                 variables=dict(spec.variables),
                 terminal=spec.terminal,
                 cpus=None if spec.cpus is None else list(spec.cpus),
+                gpus=None if spec.gpus is None else list(spec.gpus),
                 streams=len(sinks),
             )
             if answer["record"] == "failed":

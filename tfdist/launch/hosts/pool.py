@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from tfdist.launch.binding import Binding, Cpu, shares, usable_cpus
+from tfdist.launch.gpus import GpuShares
 from tfdist.launch.hosts.connection import AgentCommand, HostConnection
 from tfdist.launch.hosts.host_list import Host
 from tfdist.launch.output import OutputStream, Sink
@@ -73,6 +74,7 @@ class HostPool:
       sites: the hosts.
       placed: the site of each task, by the task's index.
       binding: the unit of CPUs of its host that each task is bound to.
+      gpus: the GPUs of each task.
 
     Attributes:
       sites: the hosts, also lost ones.
@@ -84,11 +86,13 @@ class HostPool:
         sites: Sequence[Site],
         placed: Sequence[Site],
         binding: Binding = Binding.NONE,
+        gpus: GpuShares | None = None,
     ) -> None:
         self._command = command
         self.sites: list[Site] = []
         self._placed = list(placed)
         self._binding = binding
+        self._gpus = gpus
         for site in sites:
             self.add(site)
 
@@ -116,9 +120,20 @@ class HostPool:
         """Returns the CPUs that a task may use; None is no restriction."""
         if self._binding is Binding.NONE:
             return None
+        together = self._tasks_beside(task)
+        cpus = self._placed[task].cpus
+        return shares(cpus, len(together), self._binding)[together.index(task)]
+
+    def gpus(self, task: int) -> list[int] | None:
+        """Returns the GPUs of a task that is about to start; None is no restriction."""
+        if self._gpus is None:
+            return None
+        return self._gpus.of(task, [other for other in self._tasks_beside(task) if other != task])
+
+    def _tasks_beside(self, task: int) -> list[int]:
+        """Returns all tasks of the task's host, in order."""
         site = self._placed[task]
-        together = [index for index, other in enumerate(self._placed) if other is site]
-        return shares(site.cpus, len(together), self._binding)[together.index(task)]
+        return [index for index, other in enumerate(self._placed) if other is site]
 
     def start(self, task: int, spec: ProcessSpec, sinks: Sequence[Sink], guard: int) -> TaskProcess:
         """Starts the process of a task on its host.
