@@ -19,6 +19,7 @@ SLOW_LINK = 0.5  # of the median bandwidth of the ranks' fastest links
 SLOW_LATENCY = 5.0  # times the median of the ranks' shortest latencies
 MIN_LATENCY_EXCESS = 1e-3  # s; less is noise
 CLOCK_OFFSET = 1.0  # s
+BUSY = 2.0  # programs for each processor
 # With two ranks it is unknown which one is slow.
 _MIN_RANKS = 3
 
@@ -63,6 +64,7 @@ def judge(
         for is_problem, texts in ((True, machine.problems), (False, machine.warnings))
         for text in texts
     ]
+    found += _busy(names, machines)
     found += _different(names, machines)
     found += _slow_ranks(names, machines, speeds)
     found += _slow_links(names, links)
@@ -78,6 +80,21 @@ def judge(
         if abs(clock.offset) - clock.error > CLOCK_OFFSET
     ]
     return sorted(found, key=lambda finding: not finding.is_problem)
+
+
+def _busy(names: Sequence[str], machines: Sequence[Machine]) -> list[Fault]:
+    """Machines on which other programs run; the first task of each is named."""
+    first = {machine.host: rank for rank, machine in reversed(list(enumerate(machines)))}
+    return [
+        Fault(
+            False,
+            names[rank],
+            f"{machine.host} is busy: in the last minute {machine.load:.0f} programs wanted its "
+            f"{machine.cpus} processors. It measures as slower than it is, and trains slowly, too",
+        )
+        for rank, machine in enumerate(machines)
+        if first[machine.host] == rank and machine.load > BUSY * machine.cpus
+    ]
 
 
 def _different(names: Sequence[str], machines: Sequence[Machine]) -> list[Fault]:

@@ -50,6 +50,8 @@ class Machine:
       library: a digest of the op library; `None` if it does not load.
       open_files: the most file descriptors that the process may have; `None` is no limit.
       locked_memory: the most bytes that it may lock in memory; `None` is no limit.
+      cpus: the processors of the machine.
+      load: how many programs wanted one of them, on average over the last minute.
       checkpoint_dir: the directory for checkpoints, if one is named.
       free_disk: bytes that are free there.
       problems: the faults, as a sentence each.
@@ -61,6 +63,8 @@ class Machine:
     library: str | None
     open_files: int | None
     locked_memory: int | None
+    cpus: int = 1
+    load: float = 0.0
     checkpoint_dir: str | None = None
     free_disk: int | None = None
     problems: tuple[str, ...] = ()
@@ -100,6 +104,8 @@ def look(cluster: Cluster, settings: Settings, checkpoint_dir: str | None) -> Ma
         library=library,
         open_files=open_files,
         locked_memory=_limit(resource.RLIMIT_MEMLOCK),
+        cpus=os.cpu_count() or 1,
+        load=os.getloadavg()[0],
         checkpoint_dir=checkpoint_dir,
         free_disk=free,
         problems=tuple(problems),
@@ -190,12 +196,18 @@ def _read_memory(warnings: list[str]) -> None:
 
 
 def _free_disk(directory: Path, problems: list[str]) -> int | None:
+    """Writes a file, and removes it.
+
+    A directory that does not exist is not made: the file is written where it would be made.
+    """
+    place = next(
+        (one for one in (directory, *directory.absolute().parents) if one.exists()), Path()
+    )
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe = directory / f".tfdist-check-{secrets.token_hex(8)}"
+        probe = place / f".tfdist-check-{secrets.token_hex(8)}"
         probe.write_bytes(b"")
         probe.unlink()
-        return shutil.disk_usage(directory).free
+        return shutil.disk_usage(place).free
     except OSError as error:
         problems.append(f"cannot write checkpoints to {directory}: {error.strerror}")
         return None

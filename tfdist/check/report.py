@@ -94,7 +94,7 @@ class Report:
         ]
 
     def _machines(self) -> list[str]:
-        rows = [("task", "host", "GFLOP/s", "clock", "open files", "locked", "free disk")]
+        rows = [("task", "host", "load", "GFLOP/s", "clock", "open files", "locked", "free disk")]
         for rank, (name, machine) in enumerate(zip(self.names, self.machines, strict=True)):
             clock = "-"
             if rank in self.clocks:
@@ -103,6 +103,7 @@ class Report:
                 (
                     name,
                     machine.host,
+                    f"{machine.load:.1f} of {machine.cpus}",
                     f"{self.speeds[rank] / 1e9:.1f}",
                     clock,
                     "no limit" if machine.open_files is None else f"{machine.open_files:,}",

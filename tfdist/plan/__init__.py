@@ -6,5 +6,6 @@
 | `traffic.py` | the bytes and messages of each algorithm, as pure formulas |
 | `costs.py` | step time, efficiency, and the bandwidth that a target needs, from those |
 | `measure.py`, `alone.py` | the parent and the child of `--model`: times steps of a script |
+| `no_saves.py` | keeps such a script from writing files of its training |
 | `report.py`, `chart.py` | the tables, the JSON and the picture |
 """

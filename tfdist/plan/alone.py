@@ -32,6 +32,7 @@ from tfdist.internals.keras_3_trainer import TensorFlowTrainer
 from tfdist.keras.callback import Callback, with_callback
 from tfdist.keras.registry import hooks, install
 from tfdist.plan.costs import GradientBucket, bucketed
+from tfdist.plan.no_saves import without_files
 
 if TYPE_CHECKING:
     import keras
@@ -271,7 +272,10 @@ def time_steps(
     recorder = _recorders[0]
     recorder.begin_fit(self)
     try:
-        with with_callback(callbacks, _Clock(recorder), first=True) as given:
+        with (
+            without_files(callbacks) as others,
+            with_callback(others, _Clock(recorder), first=True) as given,
+        ):
             return original(self, x, y, batch_size, epochs, verbose, given, *args, **kwargs)
     finally:
         recorder.end_fit()
@@ -287,7 +291,8 @@ def main(arguments: list[str]) -> int:
     _end_with_parent()
     recorder = StepRecorder(Path(result), int(steps))
     _recorders.append(recorder)
-    install(__name__ if __name__ != "__main__" else "tfdist.plan.alone")
+    own = __name__ if __name__ != "__main__" else "tfdist.plan.alone"
+    install(own, "tfdist.plan.no_saves")
     sys.argv = [script, *rest]
     # As `python script.py` has it.
     sys.path.insert(0, str(Path(script).resolve().parent))

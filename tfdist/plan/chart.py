@@ -7,11 +7,12 @@ from pathlib import Path
 from tfdist.plan.report import Plan
 from tfdist.plan.units import show_bytes, show_rate, show_seconds
 
+# Also apart where two lines coincide, in grey print, and for readers who see few colours.
 _SERIES = (
-    ("all-reduce after the computing", "#e9a3ab"),
-    ("all-reduce, overlapped", "#d1495b"),
-    ("parameter servers, sync", "#30638e"),
-    ("parameter servers, async", "#66a182"),
+    ("all-reduce after the computing", "#8f5a00", ":", "s"),
+    ("all-reduce, overlapped", "#d1495b", "-", "o"),
+    ("parameter servers, sync", "#30638e", "--", "^"),
+    ("parameter servers, async", "#66a182", "-.", "D"),
 )
 
 
@@ -28,15 +29,15 @@ def draw(plan: Plan, file: Path) -> None:
     training, sizes, rows = plan.training, plan.sizes, plan.by_workers()
     figure = Figure(figsize=(10, 5), layout="constrained")
     speedups, efficiencies = figure.subplots(1, 2)
-    for i, (name, colour) in enumerate(_SERIES):
-        style = {"marker": "o", "markersize": 4, "color": colour}
+    for i, (name, colour, line, marker) in enumerate(_SERIES):
+        style = {"marker": marker, "markersize": 5, "color": colour, "linestyle": line}
         speedups.plot(sizes, [row[i].speedup for row in rows], label=name, **style)
         efficiencies.plot(sizes, [row[i].efficiency for row in rows], **style)
-    speedups.plot(sizes, sizes, color="#222222", linestyle="--", label="ideal")
+    speedups.plot(sizes, sizes, color="#999999", linewidth=1, label="ideal")
     speedups.axhline(1, color="#bbbbbb", linewidth=1)
     if plan.target is not None:
         efficiencies.axhline(
-            plan.target, color="#222222", linestyle="--", label=f"target {plan.target:g}"
+            plan.target, color="#222222", linewidth=1, label=f"target {plan.target:g}"
         )
     speedups.set_yscale("log")
     efficiencies.set_ylim(0, 1.05)

@@ -10,6 +10,11 @@ from tfdist.plan.costs import Estimate, GradientBucket, PlannedTraining
 from tfdist.plan.measure import Measured
 from tfdist.plan.units import show_bytes, show_count, show_rate, show_seconds
 
+# Workers pay if each of them keeps this part of the speed that it has alone.
+_PAYS = 0.8
+# A smaller part of a step is not worth a word.
+_HIDDEN = 0.01
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -159,14 +164,47 @@ def _by_workers(plan: Plan) -> list[str]:
 
 
 def _answer(plan: Plan) -> list[str]:
-    """Whether it pays, in words."""
+    """The samples per second, and whether more workers pay."""
     speedups = [
         (size, costs.all_reduce(plan.training, size, overlapped=True).speedup)
         for size in (plan.workers, 2 * plan.workers)
         if size > 1
     ]
     parts = [f"{size} workers make {speedup:.2f} times" for size, speedup in speedups]
-    return [f"With overlap, {' and '.join(parts)} the samples per second of one."]
+    answer = f"With overlap, {' and '.join(parts)} the samples per second of one."
+    return [answer, *_verdict(plan)]
+
+
+def _verdict(plan: Plan) -> list[str]:
+    """Whether the workers that were asked for pay, and what limits them."""
+    if plan.workers == 1:
+        return []
+    training = plan.training
+    found = costs.all_reduce(training, plan.workers, overlapped=True)
+    lost = 1 - training.compute / found.step
+    waits = f"{lost:.0%} of a step is waiting for the network"
+    if lost < _HIDDEN:
+        waits = "the exchange hides behind the computing"
+    if found.speedup <= 1:
+        verdict = f"{plan.workers} workers are not faster than one: {waits}"
+    elif found.efficiency < _PAYS:
+        verdict = f"{plan.workers} workers pay in part: {waits}"
+    else:
+        verdict = f"{plan.workers} workers pay: {waits}"
+    return [f"Verdict: {verdict}{_best_size(plan) if found.efficiency < _PAYS else ''}."]
+
+
+def _best_size(plan: Plan) -> str:
+    """The most workers that pay; or the ways to make them pay, if two do not."""
+    training = plan.training
+    paying = [
+        size
+        for size in plan.sizes
+        if costs.all_reduce(training, size, overlapped=True).efficiency >= _PAYS
+    ]
+    if not paying:
+        return ". A faster link, compressed gradients or larger batches make more workers pay"
+    return f". Up to {max(paying)} workers pay"
 
 
 def _name(estimate: Estimate, training: PlannedTraining) -> str:

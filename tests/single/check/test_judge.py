@@ -47,6 +47,14 @@ def test_a_slow_rank():
     assert "40.0 GFLOP/s, 40% of the median (100.0); a problem below 70%" in finding.text
 
 
+def test_a_busy_machine_is_named_once():
+    busy = dataclasses.replace(MACHINE, cpus=4, load=40.2)
+    other = dataclasses.replace(MACHINE, host="other", cpus=4, load=7.9)
+    (finding,) = found(3, machines=[other, busy, busy])
+    assert not finding.is_problem and finding.who == "worker 1"
+    assert "host is busy: in the last minute 40 programs wanted its 4 processors" in finding.text
+
+
 def test_two_ranks_name_no_rank():
     assert found(2, speeds=[100e9, 10e9]) == []
 

@@ -28,6 +28,31 @@ def test_the_table_has_the_published_numbers(capsys):
     assert "4 workers make 0.32 times and 8 workers make 0.55 times the samples per second" in out
 
 
+@pytest.mark.parametrize(
+    ("bandwidth", "verdict"),
+    [
+        (
+            "125MB/s",
+            "4 workers are not faster than one: 92% of a step is waiting for the network. A faster "
+            "link, compressed gradients or larger batches make more workers pay.",
+        ),
+        (
+            "1.5GB/s",
+            "4 workers pay in part: 26% of a step is waiting for the network. Up to 2 workers pay.",
+        ),
+        ("1.8GB/s", "4 workers pay: 1"),
+        ("50GB/s", "4 workers pay: the exchange hides behind the computing."),
+    ],
+)
+def test_the_verdict(capsys, bandwidth, verdict):
+    last = planned(capsys, "--bandwidth", bandwidth).splitlines()[-1]
+    assert last.startswith(f"Verdict: {verdict}")
+
+
+def test_one_worker_needs_no_verdict(capsys):
+    assert "Verdict" not in planned(capsys, "--workers", "1")
+
+
 def test_the_page_shows_the_table(capsys):
     command, shown = re.search(
         r"```console\n\$ tfdist (plan --parameters .*?)\n(.*?)```", PAGE.read_text(), re.DOTALL

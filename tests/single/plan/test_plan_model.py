@@ -55,6 +55,7 @@ def plan(tmp_path, source: str, *options: str) -> subprocess.CompletedProcess:
     job = {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}}'}
     return subprocess.run(
         command,
+        cwd=tmp_path,
         env=os.environ | job | {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
@@ -82,6 +83,39 @@ def test_custom_loop_that_ends_by_itself(tmp_path):
     assert "measured: median of 5 steps of the script alone" in finished.stdout
     assert "dense parameters: 27, " in finished.stdout
     assert "ended by itself" in finished.stderr
+
+
+SAVING = """
+    import keras, numpy as np, tensorflow as tf
+
+    class Saves(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.save("model.keras")
+            self.model.save_weights("model.weights.h5")
+            tf.train.Checkpoint(model=self.model).save("checkpoint/c")
+            keras.saving.save_model(self.model, "other.keras")
+            tf.saved_model.save(self.model, "served")
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    callbacks = [
+        keras.callbacks.BackupAndRestore("backup", save_freq=1),
+        keras.callbacks.ModelCheckpoint("best.keras", save_freq=1),
+        keras.callbacks.CSVLogger("log.csv"),
+        keras.callbacks.TensorBoard("events"),
+        Saves(),
+    ]
+    x = np.ones((64, 2))
+    model.fit(x, x[:, :1], batch_size=2, epochs=9, verbose=0, callbacks=callbacks)
+"""
+
+
+def test_nothing_is_left_from_which_a_job_would_go_on(tmp_path):
+    (tmp_path / "log.csv").write_text("of a real job")
+    finished = plan(tmp_path, SAVING)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.csv", "train.py"]
+    assert (tmp_path / "log.csv").read_text() == "of a real job"
 
 
 @pytest.mark.parametrize(
