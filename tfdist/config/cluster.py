@@ -308,6 +308,11 @@ class Cluster:
         self._check_rank(rank)
         return "chief" if rank < len(self.chief) else f"worker {rank - len(self.chief)}"
 
+    def name_of_address(self, address: str) -> str:
+        """Returns the name of the task that trains at an address; the address of another one."""
+        addresses = self.training_addresses
+        return self.name_of_rank(addresses.index(address)) if address in addresses else address
+
     def address_of_rank(self, rank: int) -> str | None:
         """Returns "host:port" of the task of `rank`; None when local."""
         self._check_rank(rank)

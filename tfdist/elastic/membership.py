@@ -37,7 +37,7 @@ from tfdist.elastic.record_exchange import MemberRecords, RecordServer
 from tfdist.elastic.records import CallRecords, Record
 from tfdist.elastic.tombstone import Tombstone
 from tfdist.errors import ClusterConfigError, TfdistError
-from tfdist.observe import clock
+from tfdist.observe import clock, waits
 from tfdist.ops import Communicator
 from tfdist.ops.trace import events
 
@@ -161,7 +161,12 @@ class Membership:
             self._server = ControlServer(
                 cluster,
                 settings.secret,
-                {**clock.HANDLERS, **self._state.handlers, **self._served.handlers},
+                {
+                    **clock.HANDLERS,
+                    **waits.HANDLERS,
+                    **self._state.handlers,
+                    **self._served.handlers,
+                },
                 max_threads=_MAX_THREADS,
                 interface=settings.interface,
                 is_from_the_job=self._state.is_from_the_job,

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 from tfdist import _providers
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.observe import recorder, stragglers
+from tfdist.observe import recorder, stragglers, waits
 from tfdist.observe.timeline import recording
 
 if TYPE_CHECKING:
+    from tfdist.job.peer_group import PeerGroup
     from tfdist.observe.recorder import Recorder
     from tfdist.observe.timeline.recording import TaskTimeline
 
@@ -35,6 +36,7 @@ class Observers:
         self._timeline: TaskTimeline | None = None
         self._exporter: MetricsExporter | None = None
         self._stragglers: stragglers.StragglerReport | None = None
+        self._followed: list[waits.PeerWaits] = []  # of which this task answers to the leader
 
     def record(self, cluster: Cluster, settings: Settings) -> bool:
         """Starts the flight recorder and the timeline.
@@ -75,10 +77,33 @@ class Observers:
         """Whether this process serves the metrics of its task."""
         return self._exporter is not None
 
-    def report_waits(
-        self, cluster: Cluster, settings: Settings, source: stragglers.PeerWaits
+    def report_late_peers(self, cluster: Cluster, settings: Settings, group: PeerGroup) -> None:
+        """Reports, from now on, the tasks of a group that are late; see `observe.stragglers`.
+
+        Only its leader does, which asks the others.
+        """
+        source = group.communicator
+        self._followed.append(source)
+        waits.follow(source)
+        client = waits.WaitsClient(cluster, settings.secret)
+
+        def ask() -> dict[str, waits.TaskWaits] | None:
+            addresses = group.addresses
+            found = client.ask(addresses) if group.is_leader and len(addresses) > 1 else None
+            if found is None:
+                return None
+            return dict(zip(map(cluster.name_of_address, addresses), found, strict=True))
+
+        self._report(cluster, settings, stragglers.LateTasks(ask))
+
+    def report_waits_for_servers(
+        self, cluster: Cluster, settings: Settings, source: waits.PeerWaits
     ) -> None:
-        """Reports, from now on, the tasks that this task waits for; see `observe.stragglers`."""
+        """Lets the chief report, from now on, how long it waits for the parameter servers."""
+        if cluster.rank == 0:
+            self._report(cluster, settings, stragglers.ServerWaits(source))
+
+    def _report(self, cluster: Cluster, settings: Settings, source: stragglers.Source) -> None:
         if not settings.straggler_period:
             return
         if self._stragglers is None:
@@ -96,7 +121,7 @@ class Observers:
         return counted()[0] or None
 
     def report_stragglers(self) -> None:
-        """Logs for which tasks this task has waited since the last report, if for long."""
+        """Logs which tasks were late since the last report, if some were for long."""
         if self._stragglers is not None:
             self._stragglers.report()
 
@@ -129,6 +154,9 @@ class Observers:
         """Closes all of them; they may start again."""
         self.close_records()
         self._recorder = self._timeline = None
+        for source in self._followed:
+            waits.forget(source)
+        self._followed.clear()
         if self._exporter is not None:
             self._exporter.close()
             self._exporter = None

@@ -25,7 +25,7 @@ from tfdist.control.waiting import Wait
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError, TfdistError
 from tfdist.job import messages
 from tfdist.job.rendezvous import Rendezvous
-from tfdist.observe import clock
+from tfdist.observe import clock, waits
 from tfdist.preemption.messages import STOP
 from tfdist.preemption.stop_board import StopBoard
 from tfdist.preemption.stop_watch import StopWatch
@@ -91,7 +91,11 @@ class ControlPlane:
         self._rendezvous = Rendezvous(cluster) if serves else None
         self._fingerprint = callers.fingerprint(cluster.training_addresses)
         self._board = StopBoard(cluster.world_size, self._fingerprint) if serves else None
-        self._handlers: dict[Method, Handler] = {**clock.HANDLERS, **(handlers or {})}
+        self._handlers: dict[Method, Handler] = {
+            **clock.HANDLERS,
+            **waits.HANDLERS,
+            **(handlers or {}),
+        }
         if self._rendezvous is not None and self._board is not None:
             self._handlers |= {
                 messages.JOIN: self._rendezvous.join,

@@ -226,7 +226,7 @@ class Process:
         self._observers.follow_failures()
         self._group = group = make()
         self._cluster = cluster
-        self._observers.report_waits(cluster, self.settings, group.communicator)
+        self._observers.report_late_peers(cluster, self.settings, group)
         self._watch_script()
         return group
 
@@ -352,7 +352,7 @@ class Process:
                 worker = PsWorker(cluster, config, self.settings, self._leads)
             self._ps_worker = worker
             if not cluster.is_local:
-                self._observers.report_waits(cluster, self.settings, worker.client)
+                self._observers.report_waits_for_servers(cluster, self.settings, worker.client)
             self._watch_script()
             worker.checkpoint_every(checkpoint_every)
         elif (worker.cluster, worker.config) != (cluster, config):
@@ -381,7 +381,7 @@ class Process:
         return self._has_server_variables
 
     def report_stragglers(self) -> None:
-        """Logs for which tasks this task has waited since the last report, if for long."""
+        """Logs which tasks were late since the last report, if some were for long."""
         self._observers.report_stragglers()
 
     def readings(self) -> list[Reading | None]:

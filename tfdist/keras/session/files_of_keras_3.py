@@ -25,6 +25,7 @@ from tfdist.keras.session.positions import Positions, positions_of
 from tfdist.keras.state_file import CompletingSaver, is_of_later_term, read_state, unpacked
 from tfdist.keras.training_state import TrainingState
 from tfdist.keras.workers import elastic_job_of, local_updates_of, rank_of, trains_on_servers
+from tfdist.observe.pauses import pauses
 from tfdist.ops.collectives.alone import is_alone
 
 _DECIDE = ("on_epoch_begin", "on_epoch_end", "on_train_batch_end", "_should_save_on_batch")
@@ -33,6 +34,7 @@ _DECIDE = ("on_epoch_begin", "on_epoch_end", "on_train_batch_end", "_should_save
 _KEPT = 3
 
 
+@pauses.noted()
 def back_up(callback: KerasCallback, save: Callable[[], None]) -> None:
     """Saves a backup.
 
@@ -49,6 +51,7 @@ def back_up(callback: KerasCallback, save: Callable[[], None]) -> None:
     rank_zero.meet(callback)
 
 
+@pauses.noted()
 def save_checkpoint(
     callback: KerasCallback,
     epoch: int,

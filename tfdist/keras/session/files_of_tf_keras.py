@@ -20,6 +20,7 @@ from tfdist.keras.session.positions import positions_of
 from tfdist.keras.session.positions_of_tf_keras import TfKerasPositions
 from tfdist.keras.tf_keras_backups import Backups
 from tfdist.keras.workers import elastic_job_of, local_updates_of, rank_of, term_of
+from tfdist.observe.pauses import pauses
 
 if TYPE_CHECKING:
     from tfdist.internals.tf_keras import WorkerTrainingState
@@ -68,6 +69,7 @@ def is_left_to_begin_of_fit(state: WorkerTrainingState) -> bool:
     return _is_elastic(state) and not getattr(state, "tfdist_restores_for_all", False)
 
 
+@pauses.noted()
 def back_up(state: WorkerTrainingState, epoch: int, batch: int, save: Callable[..., None]) -> None:
     """Saves a backup.
 
@@ -106,6 +108,7 @@ def delete(state: WorkerTrainingState, delete_backup: Callable[[], None]) -> Non
     rank_zero.by_rank_0(state._model, "the end of the backup", delete_own)
 
 
+@pauses.noted()
 def save_checkpoint(callback: KerasCallback, path: str, save: Callable[[], None]) -> None:
     """Saves the checkpoint of a `ModelCheckpoint`."""
     rank_zero.by_rank_0(callback.model, path, save)

@@ -222,11 +222,14 @@ class JobActivity:
 
     @property
     def straggler(self) -> str | None:
-        """The task that the others wait for most, if that is 10 % of a task's time or more."""
-        if not self.waited_for:
-            return None
-        name = max(self.waited_for, key=lambda name: self.waited_for[name])
-        return name if self.waited_for[name] >= 0.1 else None
+        """The task that the others wait for most, if that is 10 % of a task's time or more.
+
+        Its own waiting does not count: tasks that share a busy machine wait for each other.
+        """
+        own = {task.name: max(task.waits.values(), default=0.0) for task in self.tasks}
+        excess = {name: share - own.get(name, 0.0) for name, share in self.waited_for.items()}
+        name = max(excess, key=lambda name: excess[name], default=None)
+        return name if name is not None and excess[name] >= 0.1 else None
 
 
 def activity(before: Sequence[TaskAnswer], after: Sequence[TaskAnswer]) -> JobActivity:

@@ -24,6 +24,7 @@ from tfdist.keras.session import (
     session,
 )
 from tfdist.observe.metrics import curve
+from tfdist.preemption.saved import NothingSavedError
 from tfdist.ps.epochs.rounds import END, FIT_END, TRAINING, VALIDATION
 
 pytestmark = pytest.mark.timeout(60)
@@ -180,7 +181,10 @@ class Training:
 
     def stop(self, where: str, save: Any) -> None:
         """Saves, and ends."""
-        self.stopped.append(f"{where}: {save()}")
+        try:
+            self.stopped.append(f"{where}: {save()}")
+        except NothingSavedError as why:
+            self.stopped.append(f"{where}: nothing was saved: {why}")
         raise Preempted
 
     def lost_peers(self, error: Exception) -> None:

@@ -52,6 +52,14 @@ def test_little_waiting_makes_no_straggler():
     assert activity(before, after).straggler is None
 
 
+def test_tasks_that_wait_for_each_other_are_no_stragglers():
+    def at(now, waited):
+        first = state("worker 0", waits={"worker 1": waited})
+        return answers(now, first, state("worker 1", waits={"worker 0": waited * 1.1}))
+
+    assert activity(at(0.0, 0.0), at(10.0, 4.0)).straggler is None
+
+
 def test_a_task_that_was_started_again_begins_at_zero():
     before = answers(0.0, state(steps=100, traffic={"worker 1": (5000, 0)}))
     after = answers(1.0, state(steps=3, pid=8, traffic={"worker 1": (10, 0)}))
