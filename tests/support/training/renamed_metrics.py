@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,11 +60,24 @@ def model_of(keras: Any, decorated: bool = False) -> Any:
     return model
 
 
-def logged(keras: Any, strategy: tf.distribute.Strategy, decorated: bool = False) -> np.ndarray:
-    """Returns what `fit` and `evaluate` log: a row for each name, then the evaluation's."""
+def logged(
+    keras: Any,
+    strategy: tf.distribute.Strategy,
+    decorated: bool = False,
+    started: Callable[[], None] = lambda: None,
+) -> np.ndarray:
+    """Returns what `fit` and `evaluate` log: a row for each name, then the evaluation's.
+
+    Args:
+      keras: Keras 3 or tf_keras.
+      strategy: of the model.
+      decorated: as for `model_of`.
+      started: is called before the training.
+    """
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = model_of(keras, decorated)
+    started()
     random = np.random.default_rng(0)
     x = random.normal(size=(ROWS, COLUMNS)).astype("float32")
     y = x.sum(axis=1) + random.normal(size=ROWS).astype("float32")
