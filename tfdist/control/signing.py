@@ -24,7 +24,7 @@ import re
 import secrets
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 
 CHALLENGE_LIFETIME = 60.0  # s
 # A caller that has not noticed the end of an earlier process is refused so, and calls again.
@@ -97,7 +97,9 @@ class Challenges:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(_KEY_BYTES)
         self._lock = threading.Lock()
-        self._used: dict[str, float] = {}  # time of use, in order
+        # The time of each use, in order. A plain dict would look for its first entry among all that
+        # were deleted: a busy server would stand still when many expire.
+        self._used: OrderedDict[str, float] = OrderedDict()
 
     def new(self) -> str:
         """Returns a new, unique challenge."""
@@ -113,7 +115,7 @@ class Challenges:
             return False
         with self._lock:
             while self._used and now - next(iter(self._used.values())) > CHALLENGE_LIFETIME:
-                del self._used[next(iter(self._used))]
+                self._used.popitem(last=False)
             if challenge in self._used:
                 return False
             self._used[challenge] = now

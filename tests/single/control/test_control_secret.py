@@ -206,6 +206,18 @@ def test_challenges_expire(monkeypatch):
         assert not challenges.use(odd)
 
 
+@pytest.mark.timeout(30)
+def test_many_challenges_expire_at_once(monkeypatch):
+    """The time for each does not grow with their number: meanwhile nobody else can call."""
+    now = 1000.0
+    monkeypatch.setattr(signing.time, "monotonic", lambda: now)
+    challenges = signing.Challenges()
+    for number in range(400_000):
+        challenges._used[str(number)] = now
+    now += signing.CHALLENGE_LIFETIME + 1
+    assert challenges.use(challenges.new()) and len(challenges._used) == 1
+
+
 def test_an_answer_brings_the_next_challenge(monkeypatch):
     with undisturbed(SECRET) as cluster, undisturbed(SECRET) as another:
         client = ControlClient(cluster, SECRET, cluster.address, "chief")
