@@ -108,6 +108,7 @@ def _by_model_file(before: Training, after: Training, directory: Path) -> None:
         after.model = keras.models.load_model(directory / "model.keras")
 
 
+@pytest.mark.long("tf_keras_unbuilt", covered_by="the other cases")
 @pytest.mark.long("model_file", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("carry", "options", "path"),

@@ -136,6 +136,12 @@ for _class in (_Case, _OneDeviceCase, _TwoDeviceCase):
 CASES = {1: _OneDeviceCase, 2: _TwoDeviceCase, DEVICES: _Case}
 
 
+@pytest.mark.long(
+    "one_device-*-graph",
+    "central-iterator*-eager",
+    "multi_worker_alone-*-eager",
+    covered_by="the other cases",
+)
 @pytest.mark.filterwarnings(
     # These bodies get the next element in a loop, and their graphs hold TensorFlow 2 datasets.
     r"ignore:An unusually high number of `Iterator.get_next\(\)` calls:UserWarning",

@@ -71,6 +71,7 @@ def with_head(optimizer):
 MODELS = {"canned": canned, "own": own, "head": with_head}
 
 
+@pytest.mark.long("own-adam-central", "head-adam-mirrored", covered_by="the other cases")
 @pytest.mark.long(
     "canned-*",
     covered_by="parallel/estimator/test_estimator_parity.py::test_canned_with_all_reduce",
@@ -117,6 +118,7 @@ def metrics(labels, logits):
     return {"keras": accuracy, "old": old}
 
 
+@pytest.mark.long("central", "one", covered_by="the other cases")
 @pytest.mark.parametrize("kind", KINDS)
 def test_metrics_are_of_all_replicas(kind, tmp_path):
     strategy = KINDS[kind]()

@@ -8,6 +8,7 @@ from devices.replicas import make_strategy
 from support.training import output_losses
 
 
+@pytest.mark.long("mirrored-one for all", "central-of each output", covered_by="the other cases")
 @pytest.mark.parametrize("losses", output_losses.LOSSES)
 @pytest.mark.parametrize("kind", ["central", "mirrored"])
 def test_losses_of_outputs(kind, losses):

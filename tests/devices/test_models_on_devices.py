@@ -18,6 +18,13 @@ STRATEGIES = {
 
 # One device acts as no strategy; both strategies of several devices reduce with the same code.
 @pytest.mark.long(
+    "MirroredStrategy-transformer",
+    "MirroredStrategy-weighted outputs",
+    "CentralStorageStrategy-*",
+    "OneDeviceStrategy-*",
+    covered_by="the other cases",
+)
+@pytest.mark.long(
     "OneDeviceStrategy-*",
     "CentralStorageStrategy-*",
     usual=("*-GAN", "*-synchronized BatchNormalization"),

@@ -52,6 +52,12 @@ def model_of(library):
     return model
 
 
+@pytest.mark.long(
+    "*generator-tf_keras",
+    "*fit twice-tf_keras",
+    "*-validation-tf_keras",
+    covered_by="the other cases",
+)
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 @pytest.mark.parametrize("call", CALLS)
 def test_as_without_a_strategy(strategy, library, call):

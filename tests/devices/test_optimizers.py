@@ -48,6 +48,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.long("mirrored-accumulation", "mirrored-schedule", covered_by="the other cases")
 @pytest.mark.long("central-*", "mirrored-both", "mirrored-loss_scale", covered_by="the other cases")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_step(kind, name):

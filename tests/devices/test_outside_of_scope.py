@@ -13,6 +13,7 @@ from support.training import scope_cases
 from support.training.models import ADAPTIVE, difference
 
 
+@pytest.mark.long("central-*", covered_by="the other cases")
 @pytest.mark.parametrize("case", scope_cases.TRAINED)
 @pytest.mark.parametrize("kind", ["mirrored", "central"])
 def test_trained(kind, case):

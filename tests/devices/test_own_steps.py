@@ -11,6 +11,13 @@ from support.training import own_steps
 from support.training.models import ADAPTIVE, difference
 
 
+@pytest.mark.long(
+    "mirrored-WGAN-GP",
+    "mirrored-VAE",
+    "mirrored-ragged words",
+    "central-ragged texts",
+    covered_by="the other cases",
+)
 @pytest.mark.long("central-*", usual="central-ragged *", covered_by="the other cases")
 @pytest.mark.parametrize("name", own_steps.PROGRAMS)
 @pytest.mark.parametrize("kind", ["mirrored", "central"])

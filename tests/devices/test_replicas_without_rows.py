@@ -73,6 +73,9 @@ def _like_one_process(strategy, build, run, tolerance=3e-6):
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.long(
+    "mirrored-keras-eager", "mirrored-tf_keras-eager", "central-*", covered_by="the other cases"
+)
 @pytest.mark.long("central-*-eager", covered_by="the other cases")
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])

@@ -12,6 +12,7 @@ from support.training.models import built_classifier
 
 
 # Keras says so at the end of data whose size it does not know.
+@pytest.mark.long("mirrored-arrays", covered_by="the other cases")
 @pytest.mark.long("central-*", "mirrored-dataset_of_unknown_size", covered_by="the other cases")
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("data", ["arrays", "dataset", "dataset_of_unknown_size"])

@@ -20,6 +20,7 @@ alone = functools.cache(functools.partial(trained, strategy=None))
 
 
 # Batches of 7 rows, and one of 3; two replicas have different ones.
+@pytest.mark.long("mean-central", "sum by batch-mirrored", covered_by="the other cases")
 @pytest.mark.parametrize("kind", ["mirrored", "central"])
 @pytest.mark.parametrize("name", chosen(LOSSES, "mean", "sum by batch"))
 def test_fit_and_evaluate(kind, name):

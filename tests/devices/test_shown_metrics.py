@@ -12,6 +12,7 @@ from support.training.renamed_metrics import logged, model_of
 from tfdist.keras.shown_metrics import noting
 
 
+@pytest.mark.long("False", covered_by="the other cases")
 @pytest.mark.parametrize("decorated", [False, True])
 def test_logs_are_those_of_one_replica(decorated):
     found = logged(keras, make_strategy("mirrored", 2), decorated)

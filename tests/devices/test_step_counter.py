@@ -40,6 +40,7 @@ def model(library, strategy, **options):
     return found
 
 
+@pytest.mark.long("mirrored-eager-keras", "mirrored-loop-keras", covered_by="the other cases")
 @pytest.mark.long("central-*", "*-graph-tf_keras", "*-eager-tf_keras", covered_by="the other cases")
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 @pytest.mark.parametrize(

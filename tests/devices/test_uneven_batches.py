@@ -20,6 +20,7 @@ from tfdist.keras.hooks import row_weights
 STRATEGIES = {"central": 2, "mirrored": 3}
 
 
+@pytest.mark.long("mirrored-two outputs", covered_by="the other cases")
 @pytest.mark.long(
     usual=("mirrored-mask", "mirrored-two outputs", "mirrored-a train_step"),
     covered_by="the other cases, parallel/keras/test_uneven_workers.py",
@@ -31,6 +32,7 @@ def test_loss(kind, name):
     parity_models.assert_like_alone(kind, name, CASES[name], found)
 
 
+@pytest.mark.long("clipped", "several steps", covered_by="the other cases")
 @pytest.mark.long("scaled", "eagerly", "mask, eagerly", covered_by="the other cases")
 @pytest.mark.parametrize("name", WAYS)
 def test_way(name):

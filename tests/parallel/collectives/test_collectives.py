@@ -272,6 +272,7 @@ def strings(ctx) -> None:
         ops.broadcast(tf.constant("a"), None, size, label="word")
 
 
+@pytest.mark.long("2-ranks", covered_by="the other cases")
 @on_ranks(2, 3, 4)
 def test_every_collective(ctx):
     tfdist.init()

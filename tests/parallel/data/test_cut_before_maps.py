@@ -68,6 +68,7 @@ PIPELINES = {
 }
 
 
+@pytest.mark.long("*per row", "*zip", "*parallel map", covered_by="the other cases")
 @pytest.mark.parametrize("kind", PIPELINES)
 @on_ranks(WORKERS, check=identical)
 def test_fit_evaluate_and_predict(ctx, kind):
@@ -165,6 +166,7 @@ def test_workers_with_two_devices(ctx):
     return weights
 
 
+@pytest.mark.long("*tf_keras", covered_by="the other cases")
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])
 @on_ranks(WORKERS, env={"TFDIST_ELASTIC": f"1:{WORKERS}"}, check=identical)
 def test_members_of_an_elastic_job(ctx, package):

@@ -151,6 +151,7 @@ def model_with_states():
 
 
 # Of two devices a worker; of one with a residual of its own.
+@pytest.mark.long("*topk", covered_by="the other cases")
 @pytest.mark.parametrize("compression", [None, "topk"])
 @on_ranks(3, env=ELASTIC, timeout=100.0)
 def test_equal_members_raise_no_alarm(ctx, compression):

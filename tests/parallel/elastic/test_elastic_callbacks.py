@@ -172,6 +172,9 @@ CASES = [
 
 
 # Both Kerases share the code.
+@pytest.mark.long(
+    "keras-schedules-3", "keras-weights-*", "keras-own_state-1", covered_by="the other cases"
+)
 @pytest.mark.long("tf_keras-*", usual="tf_keras-own_state-*", covered_by="the other cases")
 @pytest.mark.long("keras-evaluates-1", covered_by="the other cases")
 @pytest.mark.parametrize(("case", "batch"), CASES)

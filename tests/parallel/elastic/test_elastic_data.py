@@ -66,6 +66,7 @@ def _fit_rows(library, data, rows, columns=3, **options):
     return model.fit(dataset, steps_per_epoch=3, verbose=0, **options)
 
 
+@pytest.mark.long("*tf_keras-*", covered_by="the other cases")
 @pytest.mark.parametrize("data", ["arrays", "dataset"])
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 @on_ranks(2, env={"TFDIST_ELASTIC": "1:2"})

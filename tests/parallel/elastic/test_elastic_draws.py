@@ -83,6 +83,12 @@ def _alone(ctx, library, kind):
     return _train(library, kind, None)
 
 
+@pytest.mark.long(
+    "tf_keras-branches-at_its_end",
+    "keras-nested-*",
+    "keras-branches-at_its_end",
+    covered_by="the other cases",
+)
 @pytest.mark.parametrize("at", [(1, 2), (1, 5)], ids=["within_an_epoch", "at_its_end"])
 @pytest.mark.parametrize(
     ("library", "kind"), [("keras", "branches"), ("keras", "nested"), ("tf_keras", "branches")]

@@ -15,6 +15,7 @@ from support.tiers import LONG
 pytestmark = pytest.mark.timeout(240)
 
 
+@pytest.mark.long("dataset", covered_by="the other cases")
 @pytest.mark.parametrize("data", ["dataset", "mapped"])
 def test_kills_at_batches(data, tmp_path):
     """Rank 0 in the middle of an epoch, one at the first batch of an epoch, one at any moment."""
@@ -50,6 +51,7 @@ def test_two_at_once_and_another_during_recovery(tmp_path):
     assert len(results) == 4
 
 
+@pytest.mark.long(covered_by="test_kills_at_batches")
 def test_around_the_ends_of_epochs(tmp_path):
     fit = Fit(validates=True, saves=True)
     course, results = suffer(
@@ -126,6 +128,7 @@ def test_growth(tmp_path):
     assert 3 in sizes[sizes.index(4) : sizes.index(1)], sizes
 
 
+@pytest.mark.long(covered_by="test_kills_at_batches, test_growth")
 def test_newcomers_die(tmp_path):
     fit = Fit()
     places = ("forming", "formed", "receiving", "agreed") if LONG else ("forming", "receiving")

@@ -173,6 +173,7 @@ def survive(library, kind, epochs, tmp_path, deaths, workers=2, waits=(), restar
     return weights, contents(tmp_path / "files")
 
 
+@pytest.mark.long("tf_keras", covered_by="the other cases")
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_newcomer_goes_on_with_the_files_and_becomes_rank_0(tmp_path, library):
     """Rank 0 dies at an epoch's end, its successor two epochs later, when a newcomer is there."""
@@ -191,6 +192,12 @@ def test_a_newcomer_goes_on_with_the_files_and_becomes_rank_0(tmp_path, library)
 
 
 # Both Kerases share the code.
+@pytest.mark.long(
+    "save of epoch 1-tf_keras",
+    "saved of epoch 1-keras",
+    "save of epoch 2-keras",
+    covered_by="the other cases",
+)
 @pytest.mark.long("*-tf_keras", usual="save of epoch 1-*", covered_by="the other cases")
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(
@@ -228,6 +235,7 @@ def test_a_successor_saves_the_weights_of_that_place(tmp_path, deaths):
     check_equal(files, expected)
 
 
+@pytest.mark.long("own 1-tf_keras", "saved of epoch 1-keras", covered_by="the other cases")
 @pytest.mark.long("*-tf_keras", usual="own 1-*", covered_by="the other cases")
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(

@@ -153,6 +153,7 @@ def _leaves(value):
     return tf.nest.flatten(value)
 
 
+@pytest.mark.long("0-tf_keras", "1-keras", covered_by="the other cases")
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_was_started_in_the_second_stage_has_the_first_one(library, victim):
@@ -175,6 +176,7 @@ def test_a_worker_that_was_started_in_the_second_stage_has_the_first_one(library
     _check(results[survivor], _alone(two_stages, library), 1e-12)
 
 
+@pytest.mark.long("tf_keras", covered_by="the other cases")
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_a_fit_that_ends_while_a_newcomer_waits_for_it(library):
     with start_ranks(two_stages, 2, args=[library], env=ELASTIC) as ranks:
@@ -227,6 +229,7 @@ def fits_in_turns(ctx, distributed=True):
     return {"weights": [model.get_weights() for model in models], "losses": losses[-1:]}
 
 
+@pytest.mark.long(covered_by="test_a_worker_that_was_started_in_the_second_stage_has_the_first_one")
 def test_two_models_in_turns_whose_workers_are_both_replaced():
     """The first newcomer is rank 0 in the end."""
     with start_ranks(fits_in_turns, 2, env=ELASTIC) as ranks:

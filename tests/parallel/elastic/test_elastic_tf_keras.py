@@ -277,6 +277,7 @@ def count_rows(ctx, kind):
 
 
 # Data that is opened once, and once an epoch.
+@pytest.mark.long("sequence", covered_by="the other cases")
 @pytest.mark.long("arrays in batches", "generator", covered_by="the other cases")
 @pytest.mark.parametrize("kind", LEDGERS)
 def test_a_newcomer_reads_on_where_the_members_are(kind, tmp_path):

@@ -139,6 +139,7 @@ def of_one_process(tmp_path_factory):
     return alone(folder, {}), searches.files(folder)
 
 
+@pytest.mark.long("worker 0 in a checkpoint", covered_by="the other cases")
 @pytest.mark.long("worker ? in a step", covered_by="the other cases")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_search_goes_on_after_a_loss(tmp_path, of_one_process, name):
@@ -148,6 +149,7 @@ def test_a_search_goes_on_after_a_loss(tmp_path, of_one_process, name):
     searches.assert_close(searches.files(tmp_path / "together"), files)
 
 
+@pytest.mark.long(covered_by="test_a_search_goes_on_after_a_loss")
 def test_a_newcomer_begins_with_the_files_of_the_founders(tmp_path):
     first, rest = {"max_trials": 1}, {"max_trials": 4, "overwrite": False}
     expected = alone(tmp_path / "alone", first, rest)

@@ -59,6 +59,7 @@ def train(ctx):
     return fit(strategy.scope(), keras.callbacks.LambdaCallback(on_train_batch_end=stop))
 
 
+@pytest.mark.long("True", covered_by="the other cases")
 @pytest.mark.parametrize("continues", [True, False])
 def test_one_of_two_is_stopped(continues):
     env = {"TFDIST_ELASTIC": "1:2:2", "TFDIST_RENDEZVOUS_TIMEOUT": "60" if continues else "15"}

@@ -91,6 +91,7 @@ def test_a_late_process_does_not_train_and_another_job_does(tmp_path):
     assert (code, trained, job.ended) == (0, True, ["night.ended", "the-next.ended"]), err
 
 
+@pytest.mark.long("1 / 0-1", "sys.exit*", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("end", "code"), [("raise SystemExit(4)", 4), ("sys.exit(3)", 3), ("1 / 0", 1)]
 )

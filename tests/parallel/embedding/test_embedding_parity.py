@@ -57,6 +57,7 @@ TOLERANCES = {"adam": ADAPTIVE, "rmsprop": ADAPTIVE}
 
 
 # An optimizer with slots, and one with a step count.
+@pytest.mark.long("*ftrl", covered_by="the other cases")
 @pytest.mark.long("*-sgd", "*-momentum", "*-rmsprop", "*-group_ftrl", covered_by="the other cases")
 @pytest.mark.parametrize("name", OF_ROWS)
 @on_job(1, 2)
@@ -76,6 +77,7 @@ def test_of_rows(ctx, name):
 
 
 # Each kind of gradient once.
+@pytest.mark.long("*clipped_accumulation", "*global_clipnorm", covered_by="the other cases")
 @pytest.mark.long(
     "*-clipnorm",
     "*-clipvalue",
@@ -144,6 +146,7 @@ def test_clipping_of_two_workers(ctx):
         train_like_dense(tfdist.ParameterServerStrategy(mode="sync"), of_model, "sgd")
 
 
+@pytest.mark.long(covered_by="test_beside_all_reduce")
 @on_job(2, 2)
 def test_clipping_beside_all_reduce(ctx):
     if served():
@@ -170,6 +173,7 @@ def test_tf_keras(ctx, name):
     train_like_dense(tfdist.ParameterServerStrategy(), of_model, "adagrad", tf_keras)
 
 
+@pytest.mark.long("*adagrad", covered_by="the other cases")
 @pytest.mark.long("*-loss_scale", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["adagrad", "accumulation", "loss_scale"])
 @on_job(2, 2)

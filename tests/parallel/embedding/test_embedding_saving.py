@@ -68,6 +68,7 @@ def _saved_ids(file: h5py.File) -> list[h5py.Dataset]:
     return found
 
 
+@pytest.mark.long("*tf_keras-checkpoint", "*keras-weights", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("name", "form"),
     [

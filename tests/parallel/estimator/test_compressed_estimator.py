@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import tfdist
 from support.estimator import estimators
 from support.estimator.estimators import STEPS, input_fn, saved
@@ -10,6 +12,7 @@ from support.training.models import identical
 from tfdist.compression import PowerSGD, TopK
 
 
+@pytest.mark.long(covered_by="parallel/keras/test_compressed_training.py")
 @on_ranks(2, check=identical, timeout=120)
 def test_training(ctx):
     plain = None

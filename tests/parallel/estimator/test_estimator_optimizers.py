@@ -27,6 +27,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 # Adam, and one of each family.
+@pytest.mark.long("*v1_adagrad", "*clipped", covered_by="the other cases")
 @pytest.mark.long(
     "*-v1_sgd",
     "*-v1_adam",
@@ -64,6 +65,7 @@ def test_canned_in_sync(ctx, optimizers):
     train_like_alone(ctx, canned(optimizers), ADAPTIVE, mode="sync", ps_optimizer="server")
 
 
+@pytest.mark.long("*momentum_rows", covered_by="the other cases")
 @pytest.mark.long(
     "*-v1_adam",
     "*-v1_momentum",

@@ -36,6 +36,7 @@ def train(ctx, kind):
         ctx.report("steps in all", steps.count)
 
 
+@pytest.mark.long("sync", covered_by="the other cases")
 @pytest.mark.long("async", covered_by="the other cases")
 @pytest.mark.parametrize("kind", ["all_reduce", "async", "sync"])
 def test_the_last_step_is_saved(tmp_path, kind):

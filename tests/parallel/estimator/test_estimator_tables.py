@@ -106,6 +106,7 @@ def train_like_alone(ctx, kind, optimizer):
         assert difference([logits_of(together)], [logits]) <= 3 * WIDTH * tolerance
 
 
+@pytest.mark.long("*sgd", covered_by="the other cases")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @on_job(2)
 def test_in_sync(ctx, optimizer):

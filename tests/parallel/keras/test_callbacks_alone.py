@@ -34,6 +34,7 @@ def made(library, kind, folder):
     return library.callbacks.BackupAndRestore(str(folder / "backup"))
 
 
+@pytest.mark.long("*tf_keras", covered_by="the other cases")
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])
 @pytest.mark.parametrize("kind", ["ModelCheckpoint", "BackupAndRestore"])
 @on_ranks(2)
@@ -47,6 +48,7 @@ def test_local_updates_refuse_checkpoints_of_one_worker(ctx, tmp_path, kind, pac
     train(model, made(library, kind, tmp_path))
 
 
+@pytest.mark.long("*tf_keras", covered_by="the other cases")
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])
 @pytest.mark.parametrize("kind", ["ModelCheckpoint", "BackupAndRestore"])
 @on_ranks(2)

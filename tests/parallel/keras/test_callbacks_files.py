@@ -77,6 +77,7 @@ def fit_twice(library, folder, sent, scope):
         )
 
 
+@pytest.mark.long("*tf_keras", covered_by="the other cases")
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 @on_ranks(2)
 def test_rank_0_alone_writes(ctx, tmp_path, library):

@@ -9,6 +9,7 @@ from support.processes.ranks import on_ranks
 from support.training import output_losses
 
 
+@pytest.mark.long(covered_by="devices/test_losses_of_outputs.py")
 @on_ranks(2)
 def test_losses_of_outputs(ctx):
     strategy = tfdist.MultiWorkerMirroredStrategy()

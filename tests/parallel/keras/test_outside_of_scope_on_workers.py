@@ -12,6 +12,7 @@ from support.training import scope_cases
 from support.training.models import ADAPTIVE, difference
 
 
+@pytest.mark.long(covered_by="devices/test_outside_of_scope.py")
 @on_ranks(2, timeout=120.0)
 def test_trained(ctx):
     strategy = tfdist.MultiWorkerMirroredStrategy()

@@ -46,6 +46,7 @@ def test_elastic_workers():
     _like_alone([outcome.result for outcome in outcomes])
 
 
+@pytest.mark.long(covered_by="test_workers")
 @on_job(2, timeout=150.0, check=_like_alone)
 def test_parameter_servers(ctx):
     if served():

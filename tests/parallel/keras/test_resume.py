@@ -29,6 +29,7 @@ def _classifier(strategy, optimizer="sgd", **options):
         return built_classifier(made(), **options)
 
 
+@pytest.mark.long("*dataset_of_unknown_size", covered_by="the other cases")
 @pytest.mark.long(
     usual=(
         "*-dataset_of_unknown_size",
@@ -52,6 +53,7 @@ def test_inputs(ctx, tmp_path, kind):
     return model.get_weights()
 
 
+@pytest.mark.long("*accumulating-", covered_by="the other cases")
 @pytest.mark.long("*-adam-", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("optimizer", "middle"),

@@ -103,6 +103,7 @@ def life(body, workers, *args, **kwargs):
     return outcomes[0].result
 
 
+@pytest.mark.long("fewer_workers", covered_by="the other cases")
 @pytest.mark.long("more_workers", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("optimizer", "middle", "kind", "workers"),

@@ -214,6 +214,15 @@ def _assert_goes_on(make, data, path, at, before=None, save_freq=2):
 
 # Within an epoch those orders that several datasets draw from.
 @pytest.mark.long(
+    "*sampled-between*",
+    "*interleaved-within*",
+    "*split_dataset-between*",
+    "*a_shuffle_of_its_own-between*",
+    "*endless-between*",
+    "*validation_with_a_py_dataset-between*",
+    covered_by="the other cases",
+)
+@pytest.mark.long(
     "*-within_an_epoch",
     usual=("*-branches-*", "*-interleaved-*", "*-split_dataset-*"),
     covered_by="the other cases",
@@ -240,6 +249,7 @@ def _earlier_work(model, data):
     model.predict(data["x"].map(lambda x, y: x), verbose=0, steps=3)
 
 
+@pytest.mark.long("*endless", "*branches", covered_by="the other cases")
 @pytest.mark.parametrize("kind", ["branches", "a_shuffle_of_its_own", "endless"])
 @on_ranks(1)
 def test_earlier_work_is_left_out(ctx, tmp_path, kind):
@@ -271,6 +281,7 @@ LEFT_OUT = {
 }
 
 
+@pytest.mark.long("*py_datasets", "*branches", "*endless", covered_by="the other cases")
 @pytest.mark.parametrize("kind", LEFT_OUT)
 @on_ranks(1)
 def test_a_call_is_left_out(ctx, kind):

@@ -6,6 +6,7 @@ import functools
 
 import keras
 import numpy as np
+import pytest
 
 import tfdist
 from support.processes.ranks import on_ranks, start_ranks
@@ -29,6 +30,7 @@ def _like_alone(results):
             np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.long(covered_by="devices/test_scalar_losses.py")
 @on_ranks(2, timeout=150.0, check=_like_alone)
 def test_workers(ctx):
     return _train(ctx)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import tf_keras
 import tfdist
 from support.processes.rank_outcome import describe_all
 from support.processes.ranks import on_ranks, start_ranks
-from support.ps_job import on_job, served
+from support.ps_job import meet, on_job, served
 from support.training.renamed_metrics import logged
 
 
@@ -47,6 +49,7 @@ def test_elastic_workers():
 
 @on_job(2, timeout=150.0, check=_like_alone)
 def test_parameter_servers(ctx):
-    return (
-        None if served() else {"keras": logged(keras, tfdist.ParameterServerStrategy(mode="sync"))}
-    )
+    if served():
+        return None
+    strategy = tfdist.ParameterServerStrategy(mode="sync")
+    return {"keras": logged(keras, strategy, started=functools.partial(meet, ctx, "fit"))}

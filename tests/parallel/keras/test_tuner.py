@@ -165,6 +165,7 @@ def test_workers_of_parameter_servers_are_refused(ctx, tmp_path):
         searches.start(tmp_path, strategy)
 
 
+@pytest.mark.long(covered_by="test_a_search_is_that_of_one_process")
 @on_ranks(2, timeout=TIMEOUT)
 def test_the_program_of_the_docs(ctx, tmp_path):
     searches.tuner_package()

@@ -60,6 +60,7 @@ def _rows_of_files(folder, features, labels):
     return data.with_options(options)
 
 
+@pytest.mark.long("*endless function", covered_by="the other cases")
 @pytest.mark.parametrize("kind", ["function", "endless function", "files"])
 @on_ranks(2, check=identical)
 def test_data_of_each_worker(ctx, kind):

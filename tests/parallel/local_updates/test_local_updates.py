@@ -304,6 +304,7 @@ def step_of_loop(strategy, model, form):
     return tf.function(step) if form == "outer" else step
 
 
+@pytest.mark.long(covered_by="test_each_worker_is_a_plain_model")
 @on_ranks(2)
 def test_tf_keras(ctx):
     """Plain training on the worker's share, with momentum and a last batch that rank 1 has not."""

@@ -99,6 +99,7 @@ class Stop(keras.callbacks.Callback):
 
 
 # A rule with momentum, slots that are reset, several steps at once.
+@pytest.mark.long("*averaging-7", "*slots anew-1", covered_by="the other cases")
 @pytest.mark.long(
     usual=("1-rank-slots anew-1", "1-rank-averaging-7", "2-ranks-DiLoCo with top-k-1"),
     covered_by="the other cases",
@@ -140,6 +141,7 @@ def test_a_round_that_is_open_after_the_last_batch(ctx, tmp_path, case, steps_pe
     return model.get_weights()
 
 
+@pytest.mark.long("*ADMM-11", covered_by="the other cases")
 @pytest.mark.long("*-DiLoCo with top-k-*", covered_by="the other cases")
 @pytest.mark.parametrize(("case", "at"), [("DiLoCo with top-k", 6), ("ADMM", 6), ("ADMM", 11)])
 @on_ranks(2, check=identical)
@@ -215,6 +217,7 @@ class Adversaries(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.long(covered_by="test_fit_goes_on_within_a_round")
 @on_ranks(1)
 def test_two_optimizers_whose_rounds_end_together(ctx, tmp_path):
     """The optimizers are not the model's own, so its file leaves their variables out."""

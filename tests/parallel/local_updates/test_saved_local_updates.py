@@ -33,6 +33,7 @@ def built(library, **options):
 
 
 # Of tf_keras the rule with a multiplier for each variable.
+@pytest.mark.long("*averaging-keras", "*ADMM-tf_keras", covered_by="the other cases")
 @pytest.mark.long(
     "*-tf_keras", "2-ranks-ADMM-keras", usual="2-ranks-ADMM-tf_keras", covered_by="the other cases"
 )
@@ -92,6 +93,7 @@ def test_the_last_file_is_the_model(ctx, tmp_path):
     return weights
 
 
+@pytest.mark.long("*-2", covered_by="the other cases")
 @pytest.mark.parametrize("save_freq", [2, "epoch"])
 @on_ranks(2)
 def test_a_backup_of_tf_keras_within_a_round_warns(ctx, tmp_path, save_freq):

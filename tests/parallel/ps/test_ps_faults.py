@@ -63,6 +63,7 @@ def saved_numbers(folder) -> int:
 
 
 # The mode that waits, and large snapshots.
+@pytest.mark.long("large", covered_by="the other cases")
 @pytest.mark.long("async", "ssp", covered_by="the other cases")
 @pytest.mark.parametrize(
     "mode",

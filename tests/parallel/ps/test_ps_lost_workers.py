@@ -22,6 +22,7 @@ pytestmark = pytest.mark.timeout(240)
 WORKER_TIMEOUT = 3.0
 
 
+@pytest.mark.long("async-chief", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("options", "victim"),
     [({}, 0), ({}, 1), ({"mode": "ssp", "staleness": 2}, 1)],
@@ -98,6 +99,7 @@ def test_sync_goes_on_with_two_of_three_and_again_with_all():
     assert "worker 1 is back, at step 15" in log
 
 
+@pytest.mark.long(covered_by="test_sync_goes_on_when_a_worker_is_killed_at_any_moment")
 def test_sync_goes_on_when_a_worker_falls_silent_and_comes_back():
     steps = 500
     options = {

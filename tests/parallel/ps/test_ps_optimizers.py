@@ -70,6 +70,7 @@ def _trained(name, make, tolerance, on_server):
     assert stats.pushes == STEPS and stats.dropped_pushes == 0
 
 
+@pytest.mark.long("*ftrl", "*schedule", "*accumulation", "*adagrad", covered_by="the other cases")
 @pytest.mark.long(
     "*-momentum",
     "*-nesterov",
@@ -90,6 +91,7 @@ def test_on_the_server(ctx, name):
         _trained(name, KNOWN[name], 1e-6, on_server=True)
 
 
+@pytest.mark.long("*loss_scale_nadam", "*subclass", covered_by="the other cases")
 @pytest.mark.long(
     "2-ranks-nadam", "*-adadelta", "*-adafactor", "*-lamb", covered_by="the other cases"
 )

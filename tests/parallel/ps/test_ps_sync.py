@@ -43,6 +43,7 @@ def _weights(model):
     return [*model.get_weights(), *models.slots(model)]
 
 
+@pytest.mark.long("*moving_average", covered_by="the other cases")
 @pytest.mark.long("*-sgd", "*-momentum", "*-nadam", covered_by="the other cases")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @on_job(2, check=agree)

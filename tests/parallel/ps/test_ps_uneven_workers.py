@@ -6,6 +6,7 @@ import functools
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfdist
@@ -29,6 +30,7 @@ def _like_alone(results):
 
 
 # A batch of 7 rows is cut into 4 and 3; the last one has 1 row, for the chief.
+@pytest.mark.long(covered_by="parallel/keras/test_uneven_workers.py")
 @on_job(2, timeout=150.0, check=_like_alone)
 def test_losses(ctx):
     if served():

@@ -24,6 +24,7 @@ from tfdist.data.shares import rows_of
 from tfdist.internals.keras_3 import ArrayDataAdapter, TFDatasetAdapter
 
 
+@pytest.mark.long("*-10-33-True-3", covered_by="the other cases")
 @pytest.mark.long("*-10-38-False-4", covered_by="the other cases")
 @pytest.mark.parametrize(("size", "count", "drops", "workers"), CUTS)
 @pytest.mark.parametrize("name", ELEMENTS)
@@ -31,6 +32,7 @@ def test_elements(name, size, count, drops, workers):
     assert_same_shares(lambda: ELEMENTS[name](count).batch(size, drops), workers)
 
 
+@pytest.mark.long("*-10-33-True-3", covered_by="the other cases")
 @pytest.mark.long("*-10-38-False-4", covered_by="the other cases")
 @pytest.mark.parametrize(("size", "count", "drops", "workers"), CUTS)
 @pytest.mark.parametrize("name", BATCHES)

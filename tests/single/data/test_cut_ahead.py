@@ -62,6 +62,7 @@ def assert_same_batches(make, kind: type, devices: int = 1) -> None:
                 assert_equal(GlobalBatch(own).between(i * each, (i + 1) * each), share)
 
 
+@pytest.mark.long("*-10-33-True", covered_by="the other cases")
 @pytest.mark.long("*-10-38-False", covered_by="the other cases")
 @pytest.mark.parametrize(("size", "count", "drops"), [cut[:3] for cut in CUTS])
 @pytest.mark.parametrize("name", ELEMENTS)
@@ -70,6 +71,7 @@ def test_elements(name, size, count, drops):
     assert_same_batches(lambda: ELEMENTS[name](count).batch(size, drops), kind)
 
 
+@pytest.mark.long("*-10-33-True", covered_by="the other cases")
 @pytest.mark.long("*-10-38-False", covered_by="the other cases")
 @pytest.mark.parametrize(("size", "count", "drops"), [cut[:3] for cut in CUTS])
 @pytest.mark.parametrize("name", BATCHES)

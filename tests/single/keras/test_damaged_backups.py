@@ -130,6 +130,7 @@ def test_double_checkpoint_and_no_deletion(tmp_path, expected):
     np.testing.assert_array_equal(weights[0], expected[0])
 
 
+@pytest.mark.long("21", covered_by="the other cases")
 @pytest.mark.parametrize("size", [0, 1, 21])
 def test_a_double_checkpoint_of_few_bytes(tmp_path, size):
     """Fewer than a zip file has at least."""
@@ -154,6 +155,7 @@ def test_a_process_of_a_former_generation_neither_replaces_nor_deletes(tmp_path,
     assert not folder.exists()
 
 
+@pytest.mark.long("best.weights.h5", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["best.keras", "best.weights.h5"])
 def test_a_damaged_checkpoint_is_no_place_to_go_on_from(tmp_path, name):
     path = tmp_path / name
@@ -163,6 +165,7 @@ def test_a_damaged_checkpoint_is_no_place_to_go_on_from(tmp_path, name):
         train(tfdist.callbacks.ResumeFrom(path))
 
 
+@pytest.mark.long("best.weights.h5", covered_by="the other cases")
 @pytest.mark.parametrize("name", ["best.keras", "best.weights.h5"])
 def test_a_full_disk_leaves_the_former_file_alone(tmp_path, name, monkeypatch):
     """HDF5 would end the process by a signal, so it does not begin to write."""
