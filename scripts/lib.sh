@@ -262,7 +262,7 @@ need_venv() {
 
 # The inputs of the environment; if they are unchanged, nothing is installed.
 stamp_text() {
-  cd "$ROOT" && cat setup.py pyproject.toml tfdist/_version.py scripts/lib.sh
+  cd "$ROOT" && cat setup.py pyproject.toml tfdist/_version.py tfdist/_extras.py scripts/lib.sh
   echo "${TENSORFLOW[*]} $ROOT $1"
   "$PYTHON" --version
 }

@@ -6,11 +6,12 @@ import argparse
 import shlex
 import sys
 
+from tfdist._extras import install_command
 from tfdist.cli.arguments import add_command, seconds, whole_number
 
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Writes Kubernetes manifests. They are printed, for a file in git or for 'kubectl apply -f -'. It
-asks no cluster. Needs PyYAML: pip install 'tfdist[k8s]'."""
+asks no cluster. Needs PyYAML: {install_command("k8s")}."""
 EPILOG = None
 RENDER_DESCRIPTION = """\
 Prints the manifests of a job: the object that starts its pods, a headless service, disruption

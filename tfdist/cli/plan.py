@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfdist._extras import install_command
 from tfdist.cli.arguments import seconds, whole_number
 from tfdist.config.printing import printable
 from tfdist.plan import units
@@ -217,8 +218,7 @@ def _draw(plan: Plan, file: Path) -> int:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         return _failed(
-            "--chart: expected matplotlib, which is not installed: pip install matplotlib, or "
-            "tfdist with its extra, tfdist[plan]"
+            f"--chart: expected matplotlib, which is not installed: {install_command('plan')}"
         )
     except OSError as error:
         return _failed(f"--chart: expected a file that can be written, received {file}: {error}")

@@ -7,6 +7,7 @@ import re
 import secrets
 from typing import Any
 
+from tfdist._extras import install_command
 from tfdist.errors import ClusterConfigError
 from tfdist.kubernetes import engines, objects
 from tfdist.kubernetes.options import JobOptions
@@ -108,7 +109,7 @@ def _yaml(document: Object) -> str:
         import yaml
     except ImportError:
         raise ClusterConfigError(
-            "manifests need PyYAML, which is not installed: pip install 'tfdist[k8s]'"
+            f"manifests need PyYAML, which is not installed: {install_command('k8s')}"
         ) from None
 
     class Dumper(yaml.SafeDumper):

@@ -1,12 +1,13 @@
 """Jobs on a Ray cluster: `tfdist.ray.run` starts a training function on its nodes.
 
-Needs `pip install tfdist[ray]`. Importing this package does not import Ray; `run` does.
+Needs Ray, the extra `ray`. Importing this package does not import Ray; `run` does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tfdist._extras import install_command
 from tfdist.errors import RayJobError
 from tfdist.ray.request import RayRequest, RayResult
 
@@ -91,7 +92,7 @@ def run(
     try:
         import ray  # noqa: F401
     except ImportError as error:
-        raise ImportError("tfdist.ray needs Ray: pip install 'tfdist[ray]'") from error
+        raise ImportError(f"tfdist.ray needs Ray: {install_command('ray')}") from error
     from tfdist.ray.elastic_job import ElasticRayJob
     from tfdist.ray.fixed_job import FixedRayJob
 

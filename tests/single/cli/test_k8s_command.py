@@ -82,4 +82,4 @@ def test_the_secret(capsys):
 def test_without_pyyaml(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert main("k8s render --name a --image b -- python".split()) == 2
-    assert "pip install 'tfdist[k8s]'" in capsys.readouterr().err
+    assert "which is not installed: pip install PyYAML" in capsys.readouterr().err

@@ -85,7 +85,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    expected = f"tfdist.estimator needs {absent}: pip install 'tfdist[estimator]'"
+    expected = f"tfdist.estimator needs {absent}: pip install tensorflow-estimator==2.15.0 tf_keras"
     assert run_python(program, absent).strip() == expected
 
 

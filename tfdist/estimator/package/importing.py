@@ -21,10 +21,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._extras import install_command
 from tfdist.internals.tensorflow import distribute, tf_export, tpu
 
 _PACKAGE = "tensorflow_estimator"
-_INSTALL = "pip install 'tfdist[estimator]'"
 _TPU_MODULES = ("session_support", "tpu_embedding", "tpu_embedding_gradient")
 
 
@@ -37,7 +37,9 @@ def prepare() -> None:
     """
     missing = [n for n in (_PACKAGE, "tf_keras") if importlib.util.find_spec(n) is None]
     if missing:
-        raise ImportError(f"tfdist.estimator needs {' and '.join(missing)}: {_INSTALL}")
+        raise ImportError(
+            f"tfdist.estimator needs {' and '.join(missing)}: {install_command('estimator')}"
+        )
     _supply(distribute, "estimator_training", _module("package.coordinator"))
     for name in _TPU_MODULES:
         if importlib.util.find_spec(f"{tpu.__name__}.{name}") is None:

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tfdist._extras import install_command
 from tfdist.errors import CheckpointError
 from tfdist.ps.checkpoint import files
 from tfdist.ps.export.columns import CHUNK_ROWS, COLUMNS, SLOT_NAMES, check_names, parse_slot_names
@@ -19,7 +20,7 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow.parquet
     except ImportError as error:
         raise ImportError(
-            "tables in Parquet files need pyarrow: pip install 'tfdist[parquet]'"
+            f"tables in Parquet files need pyarrow: {install_command('parquet')}"
         ) from error
     return pyarrow, pyarrow.parquet
 

@@ -1,0 +1,37 @@
+"""The extras: packages that a part of tfdist needs beside the requirements of the whole.
+
+`setup.py` reads them here. A message about a missing package names the packages themselves, because
+pip finds them wherever tfdist came from: a wheel, a clone or an sdist. It would look for
+`tfdist[NAME]` at a package index, which has no tfdist.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+EXTRAS: dict[str, tuple[str, ...]] = {
+    # Pinned: its gaps with current TensorFlow are filled for this release alone. It names no
+    # TensorFlow itself.
+    "estimator": ("tensorflow-estimator==2.15.0", "tf_keras"),
+    # Tables of embeddings to and from Parquet files.
+    "parquet": ("pyarrow",),
+    # Manifests of `tfdist k8s`.
+    "k8s": ("PyYAML",),
+    # Charts of `tfdist plan`.
+    "plan": ("matplotlib",),
+    # `tfdist.ray.run`.
+    "ray": ("ray>=2.40",),
+    # The program that shows the files of `tfdist.callbacks.Metrics` and `PsStats`, and of Keras's
+    # callback `TensorBoard`; writing them does not need it.
+    "tensorboard": ("tensorboard",),
+}
+
+
+def install_command(extra: str) -> str:
+    """Returns the command that installs the packages of an extra.
+
+    Example:
+      >>> install_command("estimator")
+      'pip install tensorflow-estimator==2.15.0 tf_keras'
+    """
+    return shlex.join(["pip", "install", *EXTRAS[extra]])
