@@ -99,6 +99,8 @@ def environment(template: dict[str, Any], values: dict[str, str]) -> dict[str, s
     for variable in template["spec"]["containers"][0]["env"]:
         if "value" in variable:
             found[variable["name"]] = expand(variable["value"])
+        elif "resourceFieldRef" in variable["valueFrom"]:
+            found[variable["name"]] = "4"  # CPUs
         else:
             found[variable["name"]] = values[variable["name"]]
     return found

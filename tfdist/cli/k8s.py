@@ -15,7 +15,8 @@ asks no cluster. Needs PyYAML: {install_command("k8s")}."""
 EPILOG = None
 RENDER_DESCRIPTION = """\
 Prints the manifests of a job: the object that starts its pods, a headless service, disruption
-budgets, and as asked for a priority class, a gang, volumes, an autoscaler and a network policy.
+budgets, and as asked for a priority class, a gang, volumes, an autoscaler, a PodMonitor and a
+network policy.
 Everything after -- is the command of each container. The secret is not among them: 'tfdist k8s
 secret' makes it."""
 RENDER_EPILOG = """\
@@ -129,9 +130,25 @@ def _add_tasks(render: argparse.ArgumentParser) -> None:
 
 
 def _add_pods(render: argparse.ArgumentParser) -> None:
-    for role, what in (("", "each worker, and the evaluator"), ("ps-", "each parameter server")):
-        render.add_argument(f"--{role}cpu", metavar="N", help=f"of {what}, such as 4 or 500m")
-        render.add_argument(f"--{role}memory", metavar="N", help=f"of {what}, such as 8Gi")
+    worker, server = "of each worker, and the evaluator", "of each parameter server"
+    render.add_argument("--cpu", metavar="N", help=f"{worker}, such as 4 or 500m")
+    render.add_argument("--memory", metavar="N", help=f"{worker}, such as 8Gi")
+    render.add_argument(
+        "--gpus", type=whole_number(0), default=0, metavar="N", help="NVIDIA GPUs of each worker"
+    )
+    render.add_argument(
+        "--ps-cpu",
+        metavar="N",
+        default="2",
+        help=f"{server} (default: 2); none leaves it to the namespace",
+    )
+    render.add_argument(
+        "--ps-memory",
+        metavar="N",
+        default="4Gi",
+        help=f"{server}, from 1Gi on (default: 4Gi), or none. TFDIST_PS_MEMORY is 768Mi or an "
+        "eighth less, whichever is more",
+    )
     render.add_argument(
         "--volume",
         action="append",
@@ -157,7 +174,15 @@ def _add_pods(render: argparse.ArgumentParser) -> None:
         help="user and group of the containers (default: 10001, as in tfdist's Dockerfile)",
     )
     render.add_argument(
-        "--metrics-port", type=whole_number(1), metavar="P", help="TFDIST_METRICS_PORT"
+        "--metrics-port",
+        type=whole_number(1),
+        metavar="P",
+        help="serve the metrics of each pod at this port, which annotations show to Prometheus",
+    )
+    render.add_argument(
+        "--pod-monitor",
+        action="store_true",
+        help="let the Prometheus operator find the metrics, by a PodMonitor",
     )
 
 
@@ -240,7 +265,8 @@ def _rendered(chosen: argparse.Namespace) -> str:
         restarts=chosen.restarts,
         saving=chosen.saving,
         worker=Resources(chosen.cpu, chosen.memory),
-        server=Resources(chosen.ps_cpu, chosen.ps_memory),
+        server=Resources(*_of_server(chosen)),
+        gpus=chosen.gpus,
         volumes=tuple(Volume.from_text(text) for text in chosen.volume),
         checkpoint_dir=chosen.checkpoint_dir,
         environment=tuple(environment),
@@ -250,6 +276,7 @@ def _rendered(chosen: argparse.Namespace) -> str:
         priority=chosen.priority,
         priority_class=chosen.priority_class,
         metrics_port=chosen.metrics_port,
+        pod_monitor=chosen.pod_monitor,
         read_only_root=chosen.read_only_root,
         network_policy=chosen.network_policy,
         no_egress=chosen.no_egress,
@@ -257,6 +284,10 @@ def _rendered(chosen: argparse.Namespace) -> str:
         tasks_per_worker=chosen.autoscale,
     )
     return render(job, made_by=_made_by(chosen, words))
+
+
+def _of_server(chosen: argparse.Namespace) -> list[str | None]:
+    return [None if text == "none" else text for text in (chosen.ps_cpu, chosen.ps_memory)]
 
 
 def _made_by(chosen: argparse.Namespace, words: list[str]) -> str:

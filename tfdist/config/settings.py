@@ -39,6 +39,8 @@ class Settings:
       timeline: the file of the job's timeline, or None (`TFDIST_TIMELINE`).
       metrics_port: the port of the metrics of the job's first task, the others' follow; 0 for any
         free one; None serves none (`TFDIST_METRICS_PORT`).
+      metrics_same_port: whether each task has a host of its own, as a pod of Kubernetes, so that
+        all listen at `metrics_port` itself (`TFDIST_METRICS_SAME_PORT`).
       straggler_period: seconds between two straggler reports, 0 for none
         (`TFDIST_STRAGGLER_PERIOD`).
       restarts: how often this task was started again (`TFDIST_RESTARTS`).
@@ -67,6 +69,7 @@ class Settings:
     debug_dir: str | None = None
     timeline: str | None = None
     metrics_port: int | None = None
+    metrics_same_port: bool = False
     straggler_period: int = 300
     restarts: int = 0
     elastic: Elastic | None = None
@@ -103,6 +106,9 @@ class Settings:
             debug_dir=environ.get("TFDIST_DEBUG_DIR", "").strip() or None,
             timeline=environ.get("TFDIST_TIMELINE", "").strip() or None,
             metrics_port=validation.port(environ, "TFDIST_METRICS_PORT", None),
+            metrics_same_port=validation.switch(
+                environ, "TFDIST_METRICS_SAME_PORT", cls.metrics_same_port
+            ),
             straggler_period=validation.count(
                 environ, "TFDIST_STRAGGLER_PERIOD", cls.straggler_period
             ),

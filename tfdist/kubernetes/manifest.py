@@ -8,10 +8,11 @@ import secrets
 from typing import Any
 
 from tfdist._extras import install_command
+from tfdist.control.signing import metrics_token
 from tfdist.errors import ClusterConfigError
 from tfdist.kubernetes import engines, objects
+from tfdist.kubernetes.names import METRICS_TOKEN, Object, metadata, secret_name
 from tfdist.kubernetes.options import JobOptions
-from tfdist.kubernetes.pods import Object, metadata
 
 _SECRET_BYTES = 32
 # Words that no reader of YAML takes for something else than text. Others are quoted: Kubernetes'
@@ -55,6 +56,8 @@ def render(job: JobOptions, made_by: str | None = None) -> str:
         )
     if job.network_policy:
         documents.append(("The sources that can connect to the pods.", objects.network_policy(job)))
+    if job.pod_monitor:
+        documents.append(("Lets Prometheus read the pods' metrics.", objects.pod_monitor(job)))
     documents += engines.objects(job)
     if job.tasks_per_worker is not None:
         documents.append(
@@ -88,11 +91,15 @@ def secret(name: str, namespace: str | None = None) -> str:
         {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": metadata(job, f"{name}-secret"),
+            "metadata": metadata(job, secret_name(job)),
             "type": "Opaque",
             # Another value would shut a running job's new pods out of it.
             "immutable": True,
-            "data": {"secret": base64.b64encode(value).decode()},
+            "data": {
+                "secret": base64.b64encode(value).decode(),
+                # Prometheus sends it; the secret cannot be derived from it.
+                METRICS_TOKEN: base64.b64encode(metrics_token(value).encode()).decode(),
+            },
         }
     )
 

@@ -1,16 +1,30 @@
 """Objects beside the pods.
 
-Service, priority class, disruption budgets, gang, autoscaler and network policy.
+Service, priority class, disruption budgets, gang, autoscaler, PodMonitor and network policy.
 """
 
 from __future__ import annotations
 
 from tfdist.config.environments.kubernetes import PORT
+from tfdist.kubernetes.names import (
+    COMPONENT,
+    INSTANCE,
+    METRICS,
+    METRICS_TOKEN,
+    Object,
+    count,
+    labels,
+    metadata,
+    roles,
+    secret_name,
+    set_name,
+)
 from tfdist.kubernetes.options import JobOptions
-from tfdist.kubernetes.pods import INSTANCE, Object, count, labels, metadata, roles, set_name
 
 # The Prometheus adapter's name for tfdist_tasks{state="to do"}: a selector cannot hold the space.
 TASKS_METRIC = "tfdist_tasks_to_do"
+# The pods' label INSTANCE as Prometheus writes it, at the series of this job.
+_INSTANCE_IN_PROMETHEUS = "app_kubernetes_io_instance"
 # Seconds for which a lower number is wanted before workers are taken away.
 _SCALE_DOWN_WINDOW = 300
 
@@ -107,7 +121,10 @@ def autoscaler(job: JobOptions) -> Object:
                 {
                     "type": "External",
                     "external": {
-                        "metric": {"name": TASKS_METRIC},
+                        "metric": {
+                            "name": TASKS_METRIC,
+                            "selector": {"matchLabels": {_INSTANCE_IN_PROMETHEUS: job.name}},
+                        },
                         "target": {
                             "type": "AverageValue",
                             "averageValue": str(job.tasks_per_worker),
@@ -116,6 +133,30 @@ def autoscaler(job: JobOptions) -> Object:
                 }
             ],
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": _SCALE_DOWN_WINDOW}},
+        },
+    }
+
+
+def pod_monitor(job: JobOptions) -> Object:
+    """Returns the object by which the Prometheus operator reads the metrics of the pods.
+
+    Each series gets the label of the job, which the autoscaler selects.
+    """
+    token = {"name": secret_name(job), "key": METRICS_TOKEN}
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": metadata(job, job.name),
+        "spec": {
+            "selector": {"matchLabels": {INSTANCE: job.name}},
+            "podTargetLabels": [INSTANCE, COMPONENT],
+            "podMetricsEndpoints": [
+                {
+                    "port": METRICS,
+                    "path": "/metrics",
+                    "authorization": {"type": "Bearer", "credentials": token},
+                }
+            ],
         },
     }
 
@@ -129,10 +170,7 @@ def network_policy(job: JobOptions) -> Object:
     own: Object = {"podSelector": {"matchLabels": {INSTANCE: job.name}}}
     ingress: list[Object] = [{"from": [own]}]
     if job.metrics_port is not None:
-        ports: Object = {"protocol": "TCP", "port": job.metrics_port}
-        if job.last_metrics_port > job.metrics_port:
-            ports["endPort"] = job.last_metrics_port
-        rule: Object = {"ports": [ports]}
+        rule: Object = {"ports": [{"protocol": "TCP", "port": job.metrics_port}]}
         if job.metrics_namespace is not None:
             # Kubernetes itself gives each namespace this label.
             label = {"kubernetes.io/metadata.name": job.metrics_namespace}

@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-import posixpath
-import re
 
 from tfdist.config.elastic import Elastic
-from tfdist.config.validation import show
+from tfdist.config.environments.kubernetes import PORT
 from tfdist.errors import ClusterConfigError
+from tfdist.kubernetes import checks, server_memory
+from tfdist.kubernetes.resources import SERVER, Resources
+from tfdist.kubernetes.volumes import Volume
 
 # The longest name of a pod is NAME-evaluator-0-0, or NAME-worker-0- and a number. JobSet and Job
 # add a hyphen and five characters, and a label holds 63.
 MAX_NAME = 40
-_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _DOMAIN = r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*"
 _PATH_PART = r"[a-z0-9]+((\.|_{1,2}|-+)[a-z0-9]+)*"
 # The grammar of references of the OCI distribution specification.
@@ -24,8 +23,6 @@ _IMAGE = (
     rf"(({_DOMAIN})(:[0-9]{{1,5}})?/)?{_PATH_PART}(/{_PATH_PART})*"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
-_CPU = r"[0-9]{1,6}(\.[0-9]{1,3})?|[0-9]{1,9}m"
-_MEMORY = r"[0-9]{1,12}(Ki|Mi|Gi|Ti|k|M|G|T)?"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 # Of Kubernetes for priority classes that users make.
 _MAX_PRIORITY = 1_000_000_000
@@ -46,68 +43,6 @@ class Engine(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Resources:
-    """The resources that each pod of a role requests, and may use at most.
-
-    Args:
-      cpu: processors, such as "4" or "500m"; None leaves it to the namespace.
-      memory: bytes, such as "8Gi"; None likewise.
-
-    Raises:
-      ClusterConfigError: a value is no quantity of Kubernetes.
-    """
-
-    cpu: str | None = None
-    memory: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.cpu is not None:
-            _match("cpu", self.cpu, _CPU, "processors such as 4 or 500m")
-        if self.memory is not None:
-            _match("memory", self.memory, _MEMORY, "bytes such as 512Mi or 8Gi")
-
-
-@dataclasses.dataclass(frozen=True)
-class Volume:
-    """A persistent volume claim that exists, and where the pods see it.
-
-    Args:
-      claim: the name of the claim.
-      path: an absolute path in the container.
-      read_only: whether the pods may only read it.
-
-    Raises:
-      ClusterConfigError: the name or the path cannot be used.
-
-    Example:
-      >>> Volume.from_text("data:/data:ro")
-      Volume(claim='data', path='/data', read_only=True)
-    """
-
-    claim: str
-    path: str
-    read_only: bool = False
-
-    def __post_init__(self) -> None:
-        _match("volume", self.claim, _SUBDOMAIN, "the name of a claim (RFC 1123)", 253)
-        _path("volume", self.path)
-
-    @classmethod
-    def from_text(cls, text: str) -> Volume:
-        """Returns the volume in "CLAIM:PATH" or "CLAIM:PATH:ro".
-
-        Raises:
-          ClusterConfigError: the text has another form.
-        """
-        parts = text.split(":")
-        if len(parts) not in (2, 3) or (len(parts) == 3 and parts[2] != "ro"):
-            raise ClusterConfigError(
-                f"volume: expected CLAIM:PATH or CLAIM:PATH:ro, received {show(text)}"
-            )
-        return cls(parts[0], parts[1], len(parts) == 3)
-
-
-@dataclasses.dataclass(frozen=True)
 class JobOptions:
     """A job, as `tfdist k8s render` takes it.
 
@@ -125,7 +60,9 @@ class JobOptions:
       restarts: how often what fails is started again.
       saving: seconds from SIGTERM until the job is saved, as its log says.
       worker: the resources of each worker, and of the evaluator.
-      server: the resources of each parameter server.
+      server: the resources of each parameter server. `TFDIST_PS_MEMORY` follows from its memory,
+        unless `environment` has it; see `server_memory`.
+      gpus: the NVIDIA GPUs of each worker.
       volumes: the claims that every pod mounts.
       checkpoint_dir: `TFDIST_CHECKPOINT_DIR`, in one of the volumes that can be written.
       environment: further variables, of every container.
@@ -134,7 +71,8 @@ class JobOptions:
       volcano: the queue of the Volcano scheduler that starts the job at once or not at all.
       priority: the value of a priority class that is made for the job.
       priority_class: the name of an existing one, instead.
-      metrics_port: `TFDIST_METRICS_PORT`.
+      metrics_port: the port at which each pod serves its metrics.
+      pod_monitor: whether there is a PodMonitor, by which the Prometheus operator finds the pods.
       read_only_root: whether the pods can write in their volumes and in `/tmp` alone, which then is
         a directory of the pod's own.
       network_policy: whether only the job's own pods can connect to them; metrics are excepted.
@@ -159,7 +97,8 @@ class JobOptions:
     restarts: int = 3
     saving: float = 10.0
     worker: Resources = Resources()
-    server: Resources = Resources()
+    server: Resources = SERVER
+    gpus: int = 0
     volumes: tuple[Volume, ...] = ()
     checkpoint_dir: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
@@ -169,6 +108,7 @@ class JobOptions:
     priority: int | None = None
     priority_class: str | None = None
     metrics_port: int | None = None
+    pod_monitor: bool = False
     read_only_root: bool = False
     network_policy: bool = False
     no_egress: bool = False
@@ -176,15 +116,18 @@ class JobOptions:
     tasks_per_worker: int | None = None
 
     def __post_init__(self) -> None:
-        _match("name", self.name, r"[a-z]([-a-z0-9]*[a-z0-9])?", "a name of RFC 1123", MAX_NAME)
-        _match("image", self.image, _IMAGE, "an image such as registry.example/train:1", 255)
+        checks.match(
+            "name", self.name, r"[a-z]([-a-z0-9]*[a-z0-9])?", "a name of RFC 1123", MAX_NAME
+        )
+        checks.match("image", self.image, _IMAGE, "an image such as registry.example/train:1", 255)
         if not self.command or not all(self.command[:1]):
             raise ClusterConfigError("command: expected at least one word, received none")
         for word in self.command:
-            _text("command", word)
+            checks.text("command", word)
         if self.namespace is not None:
-            _match("namespace", self.namespace, _LABEL, "a name of RFC 1123", 63)
+            checks.match("namespace", self.namespace, checks.LABEL, "a name of RFC 1123", 63)
         self._check_numbers()
+        self._check_server_memory()
         self._check_places()
         self._check_scheduling()
         self._check_network()
@@ -229,20 +172,13 @@ class JobOptions:
         return max(_LEAST_GRACE, math.ceil(3 * self.saving))
 
     @property
-    def last_metrics_port(self) -> int:
-        """The port of the last task's metrics: each task listens one above the one before; or 0."""
-        if self.metrics_port is None:
-            return 0
-        return self.metrics_port + self.max_workers + self.ps + int(self.evaluator) - 1
-
-    @property
     def priority_class_name(self) -> str | None:
         """The priority class of the pods."""
         return self.priority_class or (None if self.priority is None else self.name)
 
     def _check_numbers(self) -> None:
         if isinstance(self.workers, int):
-            _number("workers", self.workers, 1)
+            checks.number("workers", self.workers, 1)
         elif self.workers.max_workers is None:
             raise ClusterConfigError("workers: expected MIN:MAX, received no MAX")
         if self.parallelism is not None:
@@ -257,16 +193,30 @@ class JobOptions:
                     f"parallelism: expected {least} to {self.max_workers} pods, since {least} "
                     f"form the job, received {self.parallelism}"
                 )
-        _number("ps", self.ps, 0)
-        _number("restarts", self.restarts, 0)
-        _number("user", self.user, 1)
+        checks.number("ps", self.ps, 0)
+        checks.number("gpus", self.gpus, 0)
+        checks.number("restarts", self.restarts, 0)
+        checks.number("user", self.user, 1)
         if not 0 < self.saving < 86400:
             raise ClusterConfigError(
                 f"saving: expected seconds, above 0 and below a day, received {self.saving:g}"
             )
-        if self.metrics_port is not None and not 1024 <= self.metrics_port <= 65535:
+        if self.metrics_port is not None and not (
+            1024 <= self.metrics_port <= 65535 and self.metrics_port != PORT
+        ):
             raise ClusterConfigError(
-                f"metrics_port: expected 1024 to 65535, received {self.metrics_port}"
+                f"metrics_port: expected 1024 to 65535 without {PORT}, the port of the tasks, "
+                f"received {self.metrics_port}"
+            )
+
+    def _check_server_memory(self) -> None:
+        memory, names = self.server.memory, {name for name, _ in self.environment}
+        if not self.ps or memory is None or "TFDIST_PS_MEMORY" in names:
+            return
+        if server_memory.bytes_of(memory) < server_memory.LEAST:
+            raise ClusterConfigError(
+                f"ps_memory: expected 1Gi or more, of which 768Mi are for Python and TensorFlow, "
+                f"or TFDIST_PS_MEMORY in env, received {memory}"
             )
 
     def _check_places(self) -> None:
@@ -275,13 +225,13 @@ class JobOptions:
             raise ClusterConfigError(f"volume: expected different paths, received {paths}")
         seen: dict[str, str] = {}
         for name, value in self.environment:
-            _match("env", name, _VARIABLE, "the name of a variable", 255)
+            checks.match("env", name, _VARIABLE, "the name of a variable", 255)
             if name in seen or name in _RENDERED:
                 raise ClusterConfigError(
                     f"env: expected each variable once, and none that the manifest sets, received "
                     f"{name}"
                 )
-            _text(f"env {name}", value)
+            checks.text(f"env {name}", value)
             seen[name] = value
         for volume in self.volumes:
             if self.read_only_root and volume.path == SCRATCH and volume.read_only:
@@ -291,7 +241,7 @@ class JobOptions:
                 )
         if self.checkpoint_dir is None:
             return
-        _path("checkpoint_dir", self.checkpoint_dir)
+        checks.path("checkpoint_dir", self.checkpoint_dir)
         if not any(
             not volume.read_only and f"{self.checkpoint_dir}/".startswith(f"{volume.path}/")
             for volume in self.volumes
@@ -306,7 +256,7 @@ class JobOptions:
         for name in ("kueue", "volcano", "priority_class"):
             value = getattr(self, name)
             if value is not None:
-                _match(name, value, _SUBDOMAIN, "a name of RFC 1123", 253)
+                checks.match(name, value, checks.SUBDOMAIN, "a name of RFC 1123", 253)
         if self.kueue is not None and self.volcano is not None:
             raise ClusterConfigError("expected one of kueue and volcano, received both")
         if self.priority is not None and self.priority_class is not None:
@@ -320,17 +270,14 @@ class JobOptions:
         for name in ("no_egress", "metrics_namespace"):
             if getattr(self, name) and not self.network_policy:
                 raise ClusterConfigError(f"{name}: expected network_policy with it, received none")
-        if self.metrics_namespace is not None:
-            _match("metrics_namespace", self.metrics_namespace, _LABEL, "a name of RFC 1123", 63)
-            if self.metrics_port is None:
+        for name in ("metrics_namespace", "pod_monitor"):
+            if getattr(self, name) and self.metrics_port is None:
                 raise ClusterConfigError(
-                    "metrics_namespace: expected a metrics_port, at which its pods read metrics, "
-                    "received none"
+                    f"{name}: expected a metrics_port, at which metrics are read, received none"
                 )
-        if self.network_policy and self.last_metrics_port > 65535:
-            raise ClusterConfigError(
-                f"metrics_port: expected ports up to 65535, since each task has one, received "
-                f"{self.metrics_port} to {self.last_metrics_port}"
+        if self.metrics_namespace is not None:
+            checks.match(
+                "metrics_namespace", self.metrics_namespace, checks.LABEL, "a name of RFC 1123", 63
             )
 
     def _check_engine(self) -> None:
@@ -353,7 +300,7 @@ class JobOptions:
                 )
         if self.tasks_per_worker is None:
             return
-        _number("tasks_per_worker", self.tasks_per_worker, 1)
+        checks.number("tasks_per_worker", self.tasks_per_worker, 1)
         if self.engine is not Engine.STATEFULSET:
             raise ClusterConfigError(
                 f"autoscale: expected engine statefulset, received {self.engine.value}, whose "
@@ -377,6 +324,7 @@ _RENDERED = frozenset(
         "TFDIST_CHECKPOINT_DIR",
         "TFDIST_ELASTIC",
         "TFDIST_METRICS_PORT",
+        "TFDIST_METRICS_SAME_PORT",
         "TFDIST_PS",
         "TFDIST_SECRET",
         "TFDIST_SECRET_FILE",
@@ -385,36 +333,3 @@ _RENDERED = frozenset(
         "TF_CONFIG",
     }
 )
-
-
-def _match(what: str, value: str, pattern: str, expected: str, longest: int = 64) -> None:
-    if not isinstance(value, str) or not re.fullmatch(pattern, value) or len(value) > longest:
-        raise ClusterConfigError(
-            f"{what}: expected {expected}, at most {longest} characters, received {show(value)}"
-        )
-
-
-def _text(what: str, value: str) -> None:
-    # A process cannot be given a zero byte, nor YAML half of a character, which Python makes of a
-    # byte of the command line that is no UTF-8.
-    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise ClusterConfigError(
-            f"{what}: expected text of UTF-8 without a zero byte, received {show(value)}"
-        )
-
-
-def _path(what: str, value: str) -> None:
-    is_normal = value.startswith("/") and value != "/" and posixpath.normpath(value) == value
-    # A colon ends the path of a mount in some container runtimes.
-    if not is_normal or ":" in value or not value.isprintable() or value.startswith("//"):
-        raise ClusterConfigError(
-            f"{what}: expected an absolute path such as /checkpoints, without '..' and ':', "
-            f"received {show(value)}"
-        )
-
-
-def _number(what: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ClusterConfigError(
-            f"{what}: expected a whole number, {least} or more, received {show(value)}"
-        )

@@ -390,7 +390,9 @@ def run(options: LaunchOptions) -> int:
         if settings.metrics_port is not None:
             port = settings.metrics_port or free_range(len(tasks))
             environment["TFDIST_METRICS_PORT"] = passed["TFDIST_METRICS_PORT"] = str(port)
-            file = dataclasses.replace(file, metrics=_metrics(tasks, port))
+            file = dataclasses.replace(
+                file, metrics=_metrics(tasks, port, settings.metrics_same_port)
+            )
         arguments = [*_program(options), *options.arguments]
         command = JobCommand(sys.executable, arguments, environment, passed, directories)
         takes_gpus = [_takes_gpus(role) for role, _ in _roles(options)]
@@ -487,12 +489,22 @@ def _merged_timeline(timeline: Path) -> Iterator[None]:
                 parts.remove(timeline)
 
 
-def _metrics(tasks: Sequence[TaskSpec], port: int) -> dict[str, str]:
-    """Returns where each task serves its metrics; `port` is the first task's port.
+def _metrics(tasks: Sequence[TaskSpec], port: int, is_same: bool) -> dict[str, str]:
+    """Returns where each task serves its metrics.
+
+    Args:
+      tasks: of the job.
+      port: the first task's port.
+      is_same: whether all tasks would listen at that port.
 
     Raises:
-      ClusterConfigError: there are not as many ports above it.
+      ClusterConfigError: there are not as many ports above it, or they would not be used.
     """
+    if is_same:
+        raise ClusterConfigError(
+            "TFDIST_METRICS_SAME_PORT: expected 0 with tfdist run, which gives each task a port of "
+            "its own, received 1"
+        )
     indices = {task.name: Cluster.from_tf_config(task.tf_config).global_index for task in tasks}
     if port + max(indices.values()) > 65535:
         raise ClusterConfigError(

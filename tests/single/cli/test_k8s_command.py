@@ -16,8 +16,9 @@ from tfdist.kubernetes import Resources, Volume
 GIVEN = (
     "k8s render --name train --image registry.example/train:1 --workers 2:8:3 --ps 2 --evaluator "
     "--engine job --parallelism 6 --namespace research --restarts 5 --saving 40 --cpu 4 "
-    "--memory 8Gi --ps-memory 2Gi --volume data:/data:ro --volume saved:/saved "
-    "--checkpoint-dir /saved/train --env A=b=c --user 1000 --metrics-port 9400 --kueue queue "
+    "--memory 8Gi --gpus 1 --ps-cpu none --ps-memory 2Gi --volume data:/data:ro "
+    "--volume saved:/saved --checkpoint-dir /saved/train --env A=b=c --user 1000 "
+    "--metrics-port 9400 --pod-monitor --kueue queue "
     "--priority -5 --read-only-root --network-policy --no-egress --metrics-namespace monitoring "
     "-- python train.py --name other"
 )
@@ -42,6 +43,8 @@ def test_options_become_a_job(capsys):
         environment=(("A", "b=c"),),
         user=1000,
         metrics_port=9400,
+        pod_monitor=True,
+        gpus=1,
         read_only_root=True,
         network_policy=True,
         no_egress=True,

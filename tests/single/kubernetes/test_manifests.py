@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shlex
@@ -23,12 +24,15 @@ from tfdist.cli.main import main
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
+from tfdist.control.signing import metrics_token
 from tfdist.errors import ClusterConfigError
 from tfdist.kubernetes import Resources, Volume, render, secret
 
 ROOT = Path(__file__).parents[3]
 
+ENGINES = ("job", "jobset", "trainjob", "tfjob", "statefulset")
 ELASTIC = Elastic.from_text("2:8")
+THREADS = ["OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"]
 SECRET = "0123456789abcdef0123456789abcdef"
 EVERYTHING = {
     "ps": 2,
@@ -41,6 +45,8 @@ EVERYTHING = {
     "environment": (("MODE", "yes"), ("PRICE", "$(HOME) $5 1e3\n- x: {}")),
     "priority": -10,
     "metrics_port": 9400,
+    "pod_monitor": True,
+    "gpus": 1,
 }
 PROTECTED = {
     "read_only_root": True,
@@ -144,7 +150,7 @@ def test_tfjob_has_the_roles_of_tfdist_run():
     # The operator describes the cluster itself, and puts it into the container of this name.
     (container,) = tfjob["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     assert container["name"] == "tensorflow"
-    assert [v["name"] for v in container["env"]] == ["TFDIST_SECRET"]
+    assert [v["name"] for v in container["env"]] == ["TFDIST_SECRET", *THREADS]
 
 
 def test_trainjob_brings_its_runtime():
@@ -232,6 +238,12 @@ def test_an_autoscaler_sets_the_workers():
     (scaler,) = of_kind(job, "HorizontalPodAutoscaler")
     sets = {s["metadata"]["name"]: s["spec"] for s in of_kind(job, "StatefulSet")}
     assert scaler["spec"]["scaleTargetRef"]["name"] in sets
+    # The metric of this job alone; each series has the pods' label that the PodMonitor names.
+    (monitor,) = of_kind(job, "PodMonitor")
+    (metric,) = scaler["spec"]["metrics"]
+    (label,) = metric["external"]["metric"]["selector"]["matchLabels"].items()
+    assert label == ("app_kubernetes_io_instance", "train")
+    assert label[0] in [re.sub("[^a-z]", "_", name) for name in monitor["spec"]["podTargetLabels"]]
     assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (2, 8)
     # A number in the manifest would undo the autoscaler's at each `kubectl apply`.
     assert "replicas" not in sets["train-worker-0"] and sets["train-ps-0"]["replicas"] == 2
@@ -316,6 +328,10 @@ def shape(node):
         ({"user": 0}, "user: expected a whole number, 1 or more"),
         ({"saving": 0}, "saving: expected seconds"),
         ({"metrics_port": 80}, "metrics_port: expected 1024 to 65535"),
+        ({"metrics_port": 2222}, "without 2222, the port of the tasks, received 2222"),
+        ({"pod_monitor": True}, "pod_monitor: expected a metrics_port"),
+        ({"gpus": -1}, "gpus: expected a whole number, 0 or more"),
+        ({"ps": 1, "server": Resources(memory="1000M")}, "ps_memory: expected 1Gi or more"),
         ({"checkpoint_dir": "/c"}, "expected a path in a volume that can be written"),
         (
             {"checkpoint_dir": "/c", "volumes": (Volume("c", "/c", read_only=True),)},
@@ -341,7 +357,6 @@ def shape(node):
             {"metrics_namespace": "a/b", "network_policy": True, "metrics_port": 9400},
             "metrics_namespace: expected a name of RFC 1123",
         ),
-        ({"network_policy": True, "metrics_port": 65535}, "received 65535 to 65536"),
         (
             {"read_only_root": True, "volumes": (Volume("a", "/tmp", read_only=True),)},
             "volume: expected /tmp to be writable",
@@ -386,7 +401,7 @@ def test_the_pods_are_restricted(name):
         }
 
 
-@pytest.mark.parametrize("engine", ["job", "jobset", "trainjob", "tfjob", "statefulset"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_read_only_root_leaves_room_for_temporary_files(engine):
     more = {"workers": ELASTIC} if engine == "statefulset" else {}
     claim = {"name": "volume-0", "persistentVolumeClaim": {"claimName": "data"}}
@@ -420,7 +435,7 @@ def test_a_volume_may_be_the_place_for_temporary_files():
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp"]
 
 
-@pytest.mark.parametrize("engine", ["job", "jobset", "trainjob", "tfjob", "statefulset"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_network_policy_lets_in_the_jobs_own_pods(engine):
     more = {"workers": ELASTIC} if engine == "statefulset" else {"evaluator": True}
     assert of_kind(options(engine, **more), "NetworkPolicy") == []
@@ -441,8 +456,7 @@ def test_a_network_policy_lets_in_the_jobs_own_pods(engine):
 def test_a_network_policy_with_metrics_and_without_egress():
     more = {"ps": 2, "evaluator": True, "metrics_port": 9400, "network_policy": True}
     (policy,) = of_kind(options(**more), "NetworkPolicy")
-    # Two workers, two servers and an evaluator.
-    ports = [{"protocol": "TCP", "port": 9400, "endPort": 9404}]
+    ports = [{"protocol": "TCP", "port": 9400}]
     assert policy["spec"]["ingress"][1:] == [{"ports": ports}]
     job = options(**more, metrics_namespace="monitoring", no_egress=True)
     (policy,) = of_kind(job, "NetworkPolicy")
@@ -456,10 +470,85 @@ def test_a_network_policy_with_metrics_and_without_egress():
     assert policy["spec"]["egress"] == [{"to": own}, {"ports": dns}]
 
 
-def test_the_metrics_of_one_task_have_one_port():
-    job = options(workers=1, metrics_port=65535, network_policy=True)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_prometheus_finds_the_metrics_of_each_pod(engine):
+    more = {"workers": ELASTIC} if engine == "statefulset" else {"evaluator": True}
+    job = options(engine, ps=2, metrics_port=9400, pod_monitor=True, network_policy=True, **more)
+    (monitor,) = of_kind(job, "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     (policy,) = of_kind(job, "NetworkPolicy")
-    assert policy["spec"]["ingress"][1]["ports"] == [{"protocol": "TCP", "port": 65535}]
+    assert policy["spec"]["ingress"][1]["ports"] == [{"protocol": "TCP", "port": 9400}]
+    for template in pod_templates(job).values():
+        selected = monitor["spec"]["selector"]["matchLabels"].items()
+        assert selected <= template["metadata"]["labels"].items()
+        assert set(monitor["spec"]["podTargetLabels"]) <= template["metadata"]["labels"].keys()
+        (container,) = template["spec"]["containers"]
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports[endpoint["port"]] == 9400
+        annotations = template["metadata"]["annotations"]
+        assert annotations["prometheus.io/port"] == "9400"
+        assert annotations["prometheus.io/path"] == endpoint["path"] == "/metrics"
+        # The tasks listen there: each has the host of its own pod.
+        values = {"TFDIST_SECRET": SECRET, "JOB_COMPLETION_INDEX": "0"}
+        settings = Settings.from_environment(environment(template, values))
+        assert settings.metrics_port == 9400 and settings.metrics_same_port
+
+
+def test_prometheus_has_the_token_of_the_metrics():
+    (monitor,) = of_kind(options(metrics_port=9400, pod_monitor=True), "PodMonitor")
+    (made,) = read(secret("train"))
+    credentials = monitor["spec"]["podMetricsEndpoints"][0]["authorization"]["credentials"]
+    assert credentials["name"] == made["metadata"]["name"]
+    value, token = (base64.b64decode(made["data"][k]) for k in ("secret", credentials["key"]))
+    assert token.decode() == metrics_token(value)
+
+
+@pytest.mark.parametrize(
+    ("memory", "budget"),
+    [("1Gi", 256 << 20), ("2Gi", 1280 << 20), ("64Gi", 56 << 30), ("8G", 6675 << 20)],
+)
+def test_a_server_stays_below_the_memory_of_its_pod(memory, budget):
+    templates = pod_templates(options(ps=1, server=Resources(memory=memory)))
+    values = environment(templates["ps"], {"TFDIST_SECRET": SECRET})
+    assert Settings.from_environment(values).ps_memory == budget
+    assert "TFDIST_PS_MEMORY" not in environment(templates["worker"], {"TFDIST_SECRET": SECRET})
+
+
+def test_servers_have_resources_unless_told_otherwise():
+    def of_server(**more):
+        (container,) = pod_templates(options(ps=1, **more))["ps"]["spec"]["containers"]
+        values = {variable["name"]: variable.get("value") for variable in container["env"]}
+        return container.get("resources"), values.get("TFDIST_PS_MEMORY")
+
+    amounts = {"cpu": "2", "memory": "4Gi"}
+    assert of_server() == ({"requests": amounts, "limits": amounts}, "3328M")
+    assert of_server(server=Resources()) == (None, None)
+    given = (("TFDIST_PS_MEMORY", "100M"),)
+    small = {"memory": "512Mi"}
+    assert of_server(server=Resources(memory="512Mi"), environment=given) == (
+        {"requests": small, "limits": small},
+        "100M",
+    )
+
+
+def test_gpus_are_the_workers():
+    job = options(ps=1, evaluator=True, gpus=2, worker=Resources("4"))
+    found = {
+        role: template["spec"]["containers"][0]["resources"]["limits"]
+        for role, template in pod_templates(job).items()
+    }
+    assert found["worker"] == {"cpu": "4", "nvidia.com/gpu": "2"}
+    assert found["evaluator"] == {"cpu": "4"} and "nvidia.com/gpu" not in found["ps"]
+
+
+def test_threads_follow_the_limit_of_the_container():
+    given = (("OMP_NUM_THREADS", "1"),)
+    for template in pod_templates(options(ps=1, evaluator=True, environment=given)).values():
+        variables = {v["name"]: v for v in template["spec"]["containers"][0]["env"]}
+        assert variables["OMP_NUM_THREADS"]["value"] == "1"
+        for name in THREADS[1:]:
+            reference = variables[name]["valueFrom"]["resourceFieldRef"]
+            assert reference == {"resource": "limits.cpu", "divisor": "1"}
 
 
 def test_no_manifest_has_a_secret_but_the_secret():

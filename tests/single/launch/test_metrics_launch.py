@@ -93,6 +93,14 @@ def test_ports_that_do_not_exist(launch, monkeypatch, port, problem):
     assert any("TFDIST_METRICS_PORT" in line and problem in line for line in err)
 
 
+def test_a_port_for_all_tasks_is_refused(launch, monkeypatch):
+    monkeypatch.setenv("TFDIST_METRICS_PORT", "0")
+    monkeypatch.setenv("TFDIST_METRICS_SAME_PORT", "1")
+    code, _, err = launch(TELL, "--workers", "2").finish()
+    assert code == 1
+    assert any("TFDIST_METRICS_SAME_PORT: expected 0 with tfdist run" in line for line in err)
+
+
 def test_tasks_are_told_how_often_they_were_restarted(launch):
     body = """
     number = os.environ["TFDIST_RESTARTS"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from tfdist.kubernetes.engines import job, jobset, statefulset, tfjob, trainjob
+from tfdist.kubernetes.names import Object
 from tfdist.kubernetes.options import Engine, JobOptions
-from tfdist.kubernetes.pods import Object
 
 
 class _Engine(Protocol):

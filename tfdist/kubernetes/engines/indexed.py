@@ -8,8 +8,9 @@ loses.
 from __future__ import annotations
 
 from tfdist.errors import Preempted
+from tfdist.kubernetes.names import Object, count
 from tfdist.kubernetes.options import JobOptions
-from tfdist.kubernetes.pods import Object, count, template
+from tfdist.kubernetes.pods import template
 
 # How often one worker of an elastic job may fail before it is left out, as with `tfdist run`.
 _FAILURES_OF_A_WORKER = 3

@@ -7,8 +7,8 @@ may be changed together while it runs.
 from __future__ import annotations
 
 from tfdist.kubernetes.engines.indexed import job_spec
+from tfdist.kubernetes.names import Object, labels, metadata, roles, set_name
 from tfdist.kubernetes.options import JobOptions
-from tfdist.kubernetes.pods import Object, labels, metadata, roles, set_name
 
 
 def objects(job: JobOptions) -> list[tuple[str, Object]]:

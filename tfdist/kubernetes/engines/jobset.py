@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tfdist.kubernetes.engines.indexed import job_spec
+from tfdist.kubernetes.names import Object, metadata, roles
 from tfdist.kubernetes.options import JobOptions
-from tfdist.kubernetes.pods import Object, metadata, roles
 
 
 def objects(job: JobOptions) -> list[tuple[str, Object]]:

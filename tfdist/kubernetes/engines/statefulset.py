@@ -6,8 +6,9 @@ for new tasks, and the user deletes the job.
 
 from __future__ import annotations
 
+from tfdist.kubernetes.names import Object, count, labels, metadata, roles, set_name
 from tfdist.kubernetes.options import JobOptions
-from tfdist.kubernetes.pods import Object, count, labels, metadata, roles, set_name, template
+from tfdist.kubernetes.pods import template
 
 
 def objects(job: JobOptions) -> list[tuple[str, Object]]:

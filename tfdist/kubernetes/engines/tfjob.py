@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tfdist.kubernetes.names import Object, metadata, roles
 from tfdist.kubernetes.options import JobOptions
-from tfdist.kubernetes.pods import Object, metadata, roles, template
+from tfdist.kubernetes.pods import template
 
 _ROLES = {"ps": "PS", "evaluator": "Evaluator"}
 

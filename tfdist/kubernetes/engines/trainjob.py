@@ -8,8 +8,9 @@ job, because the names of a job's pods stand in their environment.
 from __future__ import annotations
 
 from tfdist.kubernetes.engines.jobset import set_spec
+from tfdist.kubernetes.names import Object, metadata
 from tfdist.kubernetes.options import JobOptions
-from tfdist.kubernetes.pods import Object, container, metadata
+from tfdist.kubernetes.pods import container
 
 _API = "trainer.kubeflow.org/v1alpha1"
 # The replicated Job into which the controller puts the TrainJob's image, command and resources.

@@ -112,13 +112,7 @@ def serve(cluster: Cluster, settings: Settings, server: Server | None = None) ->
             "'tfdist metrics token' derives what Prometheus sends, received none"
         )
     token = None if settings.secret is None else metrics_token(settings.secret)
-    port = settings.metrics_port and settings.metrics_port + cluster.global_index
-    if port > 65535:
-        raise ClusterConfigError(
-            f"TFDIST_METRICS_PORT: expected a port of at most {65535 - cluster.global_index}, "
-            f"because {name} listens {cluster.global_index} above it, "
-            f"received {settings.metrics_port}"
-        )
+    port = _port(cluster, settings)
     exposition = Exposition(TaskCollector(cluster, settings, server))
     host = _LOOPBACK if cluster.address is None else cluster.address.rpartition(":")[0]
     try:
@@ -132,11 +126,11 @@ def serve(cluster: Cluster, settings: Settings, server: Server | None = None) ->
             state=functools.partial(task_state, cluster, settings, server),
         )
     except OSError as error:
+        further = "" if settings.metrics_same_port else " and the ports after it, one for each task"
         raise AddressInUseError(
             error.errno,
             f"{name}: cannot serve metrics on port {port}: {error.strerror}; expected "
-            f"TFDIST_METRICS_PORT (received {settings.metrics_port}) and the ports after it, one "
-            "for each task of the job, to be free",
+            f"TFDIST_METRICS_PORT (received {settings.metrics_port}){further} to be free",
         ) from None
     # A port that the kernel has chosen is told nowhere else.
     level = logging.INFO if port else logging.WARNING
@@ -144,11 +138,30 @@ def serve(cluster: Cluster, settings: Settings, server: Server | None = None) ->
     return exporter
 
 
+def _port(cluster: Cluster, settings: Settings) -> int:
+    """Returns the port to listen on; 0 for any free one.
+
+    Raises:
+      ClusterConfigError: the task's port would be above 65535.
+    """
+    first = settings.metrics_port or 0
+    if first == 0 or settings.metrics_same_port:
+        return first
+    if first + cluster.global_index > 65535:
+        raise ClusterConfigError(
+            f"TFDIST_METRICS_PORT: expected a port of at most {65535 - cluster.global_index}, "
+            f"because {cluster.task_name} listens {cluster.global_index} above it, "
+            f"received {first}"
+        )
+    return first + cluster.global_index
+
+
 def _interface(cluster: Cluster, settings: Settings) -> str:
-    """Returns the numeric address to listen on: the task's."""
+    """Returns the numeric address to listen on: the task's; EVERY for all addresses."""
     # A process alone, and an evaluator, need no address.
     if cluster.address is None:
-        return _LOOPBACK
+        is_reachable = settings.metrics_same_port and not cluster.is_local
+        return interfaces.EVERY if is_reachable else _LOOPBACK
     return interfaces.interface(cluster, settings.secret, settings.interface)
 
 

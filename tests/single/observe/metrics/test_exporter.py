@@ -17,6 +17,7 @@ from tfdist.config.settings import Settings
 from tfdist.control import interfaces
 from tfdist.control.signing import metrics_token
 from tfdist.errors import AddressInUseError, ClusterConfigError
+from tfdist.launch.ports import free_range
 from tfdist.observe.live.records import ReportedState
 from tfdist.observe.metrics import http_server
 from tfdist.observe.metrics.exporter import Exporter, serve
@@ -211,6 +212,21 @@ def test_a_taken_port_is_an_error():
             serve(cluster_at("127.0.0.1"), settings)
     with pytest.raises(ClusterConfigError, match="port of at most 65534, .* received 65535"):
         serve(cluster_at("127.0.0.1"), Settings(metrics_port=65535))
+
+
+def test_tasks_with_a_host_each_have_the_same_port():
+    """As the pods of a job, whose monitor names one port."""
+    port = free_range(1)
+    settings = Settings(metrics_port=port, metrics_same_port=True, secret=SECRET)
+    evaluator = Cluster(workers=("127.0.0.1:1",), task_type="evaluator", task_index=0)
+    for cluster in (cluster_at("127.0.0.1"), evaluator):
+        with contextlib.closing(serve(cluster, settings)) as server:
+            assert server.port == port
+            # An evaluator has no address, and listens on all: the token is needed everywhere.
+            assert ask(server)[0] == (401 if cluster is evaluator else 200)
+            assert ask(server, Authorization=f"Bearer {metrics_token(SECRET)}")[0] == 200
+    with pytest.raises(ClusterConfigError, match="evaluator 0 .* expected a shared secret"):
+        serve(evaluator, dataclasses.replace(settings, secret=None))
 
 
 def test_beyond_loopback_a_secret_is_needed(monkeypatch):
