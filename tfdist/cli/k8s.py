@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfdist._extras import install_command
 from tfdist.cli.arguments import add_command, seconds, whole_number
+
+if TYPE_CHECKING:
+    from tfdist.kubernetes import Patch
 
 DESCRIPTION = f"""\
 Writes Kubernetes manifests. They are printed, for a file in git or for 'kubectl apply -f -'. It
@@ -62,6 +67,14 @@ def add_arguments(k8s: argparse.ArgumentParser) -> None:
     _add_pods(render)
     _add_protection(render)
     _add_scheduling(render)
+    render.add_argument(
+        "--patch",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="merge parts of objects in this file of YAML into the rendered objects; may be "
+        "repeated",
+    )
     render.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     summary = "its shared secret"
     secret = add_command(commands, "secret", summary, SECRET_DESCRIPTION, SECRET_EPILOG)
@@ -283,7 +296,21 @@ def _rendered(chosen: argparse.Namespace) -> str:
         metrics_namespace=chosen.metrics_namespace,
         tasks_per_worker=chosen.autoscale,
     )
-    return render(job, made_by=_made_by(chosen, words))
+    patched = [patch for file in chosen.patch for patch in _patches(file)]
+    return render(job, made_by=_made_by(chosen, words), patched=patched)
+
+
+def _patches(file: str) -> list[Patch]:
+    from tfdist.errors import ClusterConfigError
+    from tfdist.kubernetes import Patch
+
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ClusterConfigError(
+            f"patch: expected a file of YAML, received {file}: {error}"
+        ) from None
+    return Patch.from_text(text, f"patch {file}")
 
 
 def _of_server(chosen: argparse.Namespace) -> list[str | None]:

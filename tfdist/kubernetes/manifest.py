@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import base64
-import re
 import secrets
-from typing import Any
+from collections.abc import Sequence
 
-from tfdist._extras import install_command
 from tfdist.control.signing import metrics_token
-from tfdist.errors import ClusterConfigError
-from tfdist.kubernetes import engines, objects
+from tfdist.kubernetes import engines, objects, patches, yaml_text
 from tfdist.kubernetes.names import METRICS_TOKEN, Object, metadata, secret_name
 from tfdist.kubernetes.options import JobOptions
+from tfdist.kubernetes.patches import Patch
 
 _SECRET_BYTES = 32
-# Words that no reader of YAML takes for something else than text. Others are quoted: Kubernetes'
-# own reader, for instance, takes 1e3 for a number where PyYAML does not.
-_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]+")
-_NOT_WORDS = frozenset({"yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
 
 
-def render(job: JobOptions, made_by: str | None = None) -> str:
+def render(job: JobOptions, made_by: str | None = None, patched: Sequence[Patch] = ()) -> str:
     """Returns the manifests of a job, for `kubectl apply -f`.
 
     The secret is not among them, since a manifest is kept where many can read it; see `secret`.
@@ -29,12 +23,13 @@ def render(job: JobOptions, made_by: str | None = None) -> str:
     Args:
       job: the job.
       made_by: the command that makes the same text again, for the comment at the top.
+      patched: patches of the objects, which are merged in their order.
 
     Returns:
       YAML documents.
 
     Raises:
-      ClusterConfigError: PyYAML is not installed.
+      ClusterConfigError: PyYAML is not installed, or a patch fits no object.
 
     Example:
       >>> from tfdist import kubernetes
@@ -68,7 +63,12 @@ def render(job: JobOptions, made_by: str | None = None) -> str:
     head.append("The secret, which does not belong in git:")
     head.append(f"  tfdist k8s secret --name {job.name}{namespace} | kubectl apply -f -")
     top = _comment("\n".join(head))
-    return top + "---\n".join(f"{_comment(comment)}{_yaml(o)}" for comment, o in documents)
+    comments = [_comment(comment) for comment, _ in documents]
+    found = patches.apply(patched, [document for _, document in documents])
+    return top + "---\n".join(
+        comment + yaml_text.dump(document)
+        for comment, document in zip(comments, found, strict=True)
+    )
 
 
 def secret(name: str, namespace: str | None = None) -> str:
@@ -87,7 +87,7 @@ def secret(name: str, namespace: str | None = None) -> str:
     # Checks the names.
     job = JobOptions(name, "none", ("none",), namespace=namespace)
     value = secrets.token_hex(_SECRET_BYTES).encode()
-    return _yaml(
+    return yaml_text.dump(
         {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -109,31 +109,3 @@ def _comment(text: str) -> str:
     # character, which YAML forbids in comments too.
     lines = ("".join(c if c.isprintable() else "?" for c in line) for line in text.split("\n"))
     return "".join(f"# {line}\n" for line in lines)
-
-
-def _yaml(document: Object) -> str:
-    try:
-        import yaml
-    except ImportError:
-        raise ClusterConfigError(
-            f"manifests need PyYAML, which is not installed: {install_command('k8s')}"
-        ) from None
-
-    class Dumper(yaml.SafeDumper):
-        """Indents lists, repeats equal parts, and quotes what could be something else than text."""
-
-        def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
-            return super().increase_indent(flow, False)
-
-        def ignore_aliases(self, data: object) -> bool:
-            return True
-
-    def text(dumper: Any, value: str) -> Any:
-        is_plain = _PLAIN.fullmatch(value) and value.lower() not in _NOT_WORDS
-        return dumper.represent_scalar(
-            "tag:yaml.org,2002:str", value, style=None if is_plain else '"'
-        )
-
-    Dumper.add_representer(str, text)
-    dumped: str = yaml.dump(document, Dumper=Dumper, sort_keys=False, width=10**9)
-    return dumped

@@ -1,7 +1,8 @@
 """Indexed Jobs, one for each role: Kubernetes alone, without any controller to install.
 
-The only engine whose elastic jobs can be scaled: `parallelism` and `completions` of an indexed Job
-may be changed together while it runs.
+Its elastic jobs can be scaled: `parallelism` and `completions` of an indexed Job may be changed
+together while it runs. A JobSet permits it since release 0.12, behind the feature gate
+`ElasticJobSet` (https://github.com/kubernetes-sigs/jobset/tree/main/keps/463-ElasticJobsets).
 """
 
 from __future__ import annotations
