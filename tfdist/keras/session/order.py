@@ -14,6 +14,7 @@ from tfdist.keras.session.preemption import Preemption
 from tfdist.keras.session.progress import Progress
 from tfdist.keras.session.server_data import ServerData
 from tfdist.keras.session.session import Session
+from tfdist.keras.session.trainjob_progress import TrainJobProgress
 
 # Returns a participant of a session, or None if it does not take part.
 Factory = Callable[[Session], Participant | None]
@@ -30,6 +31,7 @@ ORDER: Sequence[tuple[Factory, str]] = (
     ),
     (DataTasks.of, "its callback commits before the user's callbacks save"),
     (Progress.of, "before the program may be stopped"),
+    (TrainJobProgress.of, "before the program may be stopped"),
     (Preemption.of, "handles what the participants below it lose"),
     (EpochMetrics.of, "combines metrics after the workers' variables have met"),
     (LocalRounds.of, "the metrics of an epoch are read after its last round"),

@@ -37,6 +37,7 @@ def test_the_order_and_its_reasons() -> None:
         "ElasticPart",
         "DataTasks",
         "Progress",
+        "TrainJobProgress",
         "Preemption",
         "EpochMetrics",
         "LocalRounds",
