@@ -61,12 +61,13 @@ def merge(base: dict[str, Any], patch: dict[str, Any], path: str = "") -> dict[s
 
 
 def _value(name: str, base: Any, patch: Any, place: str) -> Any:
-    kind = "a mapping" if isinstance(base, dict) else "a list"
-    if isinstance(base, (dict, list)) and not isinstance(patch, type(base)):
-        raise MergeError(f"{place}: expected {kind}, received {patch!r}")
+    if isinstance(base, dict) and not isinstance(patch, dict):
+        raise MergeError(f"{place}: expected a mapping, received {patch!r}")
+    if (isinstance(base, list) or name in KEYS) and not isinstance(patch, list):
+        raise MergeError(f"{place}: expected a list, received {patch!r}")
     if isinstance(patch, dict):
         return merge(base if isinstance(base, dict) else {}, patch, place)
-    if isinstance(patch, list) and name in KEYS:
+    if name in KEYS:
         return _list(name, base or [], patch, place)
     return patch
 

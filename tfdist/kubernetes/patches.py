@@ -28,6 +28,8 @@ from tfdist.kubernetes.merge import MergeError, merge
 from tfdist.kubernetes.names import COMPONENT, Object
 
 _PODS = "PodTemplate"
+# Of a document; the deepest field of a Pod is at 15.
+_MAX_DEPTH = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +86,12 @@ def apply(patches: Sequence[Patch], documents: Sequence[Object]) -> list[Object]
 def _patch(document: Any, source: str) -> Patch:
     try:
         # Without aliases, dates and other values that JSON, and so Kubernetes, has not.
-        fields = json.loads(json.dumps(document, allow_nan=False))
+        text = json.dumps(document, allow_nan=False, ensure_ascii=False)
+        fields = json.loads(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise ClusterConfigError(f"{source}: expected values of JSON: {error}") from None
+    if _depth(fields) > _MAX_DEPTH:
+        raise ClusterConfigError(f"{source}: expected at most {_MAX_DEPTH} levels, received more")
     fields = fields if isinstance(fields, dict) else {}
     kind, metadata = fields.get("kind"), fields.get("metadata") or {}
     name = metadata.get("name") if isinstance(metadata, dict) else None
@@ -103,6 +108,12 @@ def _patch(document: Any, source: str) -> Patch:
     elif name is None:
         raise ClusterConfigError(f"{source}: expected metadata.name of the {kind}, received none")
     return Patch(source, kind, name, fields)
+
+
+def _depth(node: Any) -> int:
+    """Returns the number of levels of a value of JSON, whose own reader limits them."""
+    inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def _object(patch: Patch, documents: list[Object]) -> list[Object]:
@@ -124,10 +135,10 @@ def _object(patch: Patch, documents: list[Object]) -> list[Object]:
 
 
 def _pods(patch: Patch, documents: list[Object]) -> list[Object]:
-    roles = []
+    roles: list[str] = []
 
     def patched(template: Object) -> Object:
-        role = template["metadata"]["labels"][COMPONENT]
+        role = _role(template)
         roles.append(role)
         return merge(template, patch.fields["template"]) if patch.name in (None, role) else template
 
@@ -140,11 +151,18 @@ def _pods(patch: Patch, documents: list[Object]) -> list[Object]:
     return found
 
 
+def _role(template: Object) -> str:
+    """Returns the role of a pod template; "" if a patch has removed its labels."""
+    labels = template.get("metadata", {}).get("labels", {})
+    return labels.get(COMPONENT, "")
+
+
 def _with_templates(node: Any, change: Callable[[Object], Object]) -> Any:
     """Returns a part of an object in which `change` was called for each pod template."""
     if isinstance(node, list):
         return [_with_templates(one, change) for one in node]
     if not isinstance(node, dict):
         return node
-    is_pod = "containers" in (node.get("spec") or {})
+    spec = node.get("spec")
+    is_pod = isinstance(spec, dict) and "containers" in spec
     return change(node) if is_pod else {k: _with_templates(v, change) for k, v in node.items()}

@@ -147,6 +147,7 @@ def test_merge(base, patch, expected):
         ({"spec": {"volumes": {}}}, r"^spec.volumes: expected a list, received {}"),
         ({"spec": {"nodeSelektor": None}}, "^spec.nodeSelektor: expected a field to remove"),
         ({"spec": {"volumes": [{"emptyDir": {}}]}}, "^spec.volumes: expected elements with name"),
+        ({"spec": {"imagePullSecrets": "a"}}, "^spec.imagePullSecrets: expected a list"),
         ({"spec": {"volumes": [1]}}, "^spec.volumes: expected elements with name, received 1"),
         (
             {"spec": {"volumes": [{"name": "b", "$patch": "delete"}]}},
@@ -189,6 +190,8 @@ def test_a_patch_that_does_not_fit(patch, message):
         ("kind: JobSet\nmetadata: {name: train, x: .nan}", "expected values of JSON"),
         ("---\n---\nkind: Service\nmetadata: {name: a}", "document 2: expected one of"),
         ("[" * 100_000, "more.yaml: expected YAML"),
+        ("kind: JobSet\nx: " + "[" * 60 + "]" * 60, "expected at most 50 levels"),
+        ('kind: JobSet\nmetadata: {name: "\\ud800"}', "expected values of JSON"),
         ("kind: JobSet\nmetadata: {name: train}\nspec: 3", "document 1: spec: expected a mapping"),
     ],
 )
