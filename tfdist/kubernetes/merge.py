@@ -9,8 +9,9 @@
     tolerations: [...]             tolerations: [...]            the patch's
 
 Elements of some lists have a key, by which they are merged; `$patch: delete` beside the key removes
-an element. All other lists are replaced. The keys are the keys of Kubernetes' own types:
+an element. All other lists are replaced. The types of Kubernetes and JobSet declare the keys:
 https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
+Unlike there, a removal of something that is absent is an error.
 """
 
 from __future__ import annotations
@@ -65,8 +66,10 @@ def _value(name: str, base: Any, patch: Any, place: str) -> Any:
         raise MergeError(f"{place}: expected a mapping, received {patch!r}")
     if (isinstance(base, list) or name in KEYS) and not isinstance(patch, list):
         raise MergeError(f"{place}: expected a list, received {patch!r}")
+    if isinstance(patch, (dict, list)) and base is not None and not isinstance(base, (dict, list)):
+        raise MergeError(f"{place}: expected a single value, received {patch!r}")
     if isinstance(patch, dict):
-        return merge(base if isinstance(base, dict) else {}, patch, place)
+        return merge(base or {}, patch, place)
     if name in KEYS:
         return _list(name, base or [], patch, place)
     return patch

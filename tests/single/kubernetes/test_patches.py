@@ -147,6 +147,7 @@ def test_merge(base, patch, expected):
         ({"spec": {"volumes": {}}}, r"^spec.volumes: expected a list, received {}"),
         ({"spec": {"nodeSelektor": None}}, "^spec.nodeSelektor: expected a field to remove"),
         ({"spec": {"volumes": [{"emptyDir": {}}]}}, "^spec.volumes: expected elements with name"),
+        ({"spec": {"hostname": {"a": 1}}}, "^spec.hostname: expected a single value"),
         ({"spec": {"imagePullSecrets": "a"}}, "^spec.imagePullSecrets: expected a list"),
         ({"spec": {"volumes": [1]}}, "^spec.volumes: expected elements with name, received 1"),
         (
@@ -161,7 +162,8 @@ def test_merge(base, patch, expected):
     ],
 )
 def test_a_patch_that_does_not_fit(patch, message):
-    base = {"spec": {"volumes": [{"name": "a"}], "containers": [{"name": "worker", "image": "x"}]}}
+    spec = {"volumes": [{"name": "a"}], "containers": [{"name": "worker", "image": "x"}]}
+    base = {"spec": spec | {"hostname": "x"}}
     with pytest.raises(MergeError, match=message):
         merge(base, patch)
 
