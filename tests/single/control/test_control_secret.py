@@ -208,7 +208,7 @@ def test_challenges_expire(monkeypatch):
 
 @pytest.mark.timeout(30)
 def test_many_challenges_expire_at_once(monkeypatch):
-    """The time for each does not grow with their number: meanwhile nobody else can call."""
+    """The time for each does not grow with their number: meanwhile no other caller is heard."""
     now = 1000.0
     monkeypatch.setattr(signing.time, "monotonic", lambda: now)
     challenges = signing.Challenges()
