@@ -17,7 +17,8 @@ from tfdist.internals.tensorflow import (
     cross_device_utils,
     distribute_utils,
 )
-from tfdist.ops.collectives.fused import DEFAULT_BYTES_PER_PACK, name_of
+from tfdist.ops.collectives.fused import DEFAULT_BYTES_PER_PACK
+from tfdist.ops.collectives.naming import name_of
 from tfdist.ops.collectives.world import world
 from tfdist.strategies._local_reduce.local_all_reduce import mirror, reduce_replicas
 from tfdist.strategies.communication_options import CommunicationOptions, is_variable

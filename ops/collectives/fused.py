@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfdist.ops.collectives.calls import resolve
 from tfdist.ops.collectives.communicator import Communicator
+from tfdist.ops.collectives.naming import name_of
 from tfdist.ops.collectives.reductions import all_reduce
 from tfdist.ops.collectives.rows import all_reduce_rows, check_rows
 from tfdist.ops.collectives.scaling import check_factor, scaled
@@ -124,7 +125,7 @@ def fused_all_reduce(
         results: list = [None] * len(values)
         with independent_collectives():
             tuned = reduce_in_tuned_buckets(
-                values, communicator, reduce_op, lambda v: label or name_of(list(v)), timeout
+                values, communicator, reduce_op, lambda v: label or name_of(v), timeout
             )
         for i, value in tuned.items():
             results[i] = value
@@ -208,10 +209,3 @@ def independent_collectives() -> Iterator[None]:
         for op in graph.get_operations()[before:]:
             if op.op_def.is_distributed_communication:
                 graph.experimental_acd_manager.run_independently(op)
-
-
-def name_of(tensors: list[tf.Tensor]) -> str:
-    """Returns a label for a collective of these tensors: "Adam/gradient (and 7 more)"."""
-    first = tensors[0]
-    name = first.name.partition(":")[0] if tf.is_symbolic_tensor(first) else "a tensor"
-    return name if len(tensors) == 1 else f"{name} (and {len(tensors) - 1} more)"

@@ -45,13 +45,15 @@ from tfdist.strategies._variables.roles import is_table
 from tfdist.strategies._variables.table_variable import TableVariable
 from tfdist.strategies.communication_options import CommunicationOptions, for_gradients
 
+_HAS_DATA = "whether a worker has another batch"
+
 
 def _label(reduce_op: ReduceOp, value: tf.Tensor) -> str | None:
     """A reduction's label in error messages, if the tensor's name would not explain it."""
     if isinstance(value, SyncOnReadVariable):
         name = value.name.partition(":")[0]
         return f"variable {name}, read outside a step: needs every worker"
-    return "end-of-data check" if is_end_of_data_check(reduce_op, value) else None
+    return _HAS_DATA if is_end_of_data_check(reduce_op, value) else None
 
 
 def is_end_of_data_check(reduce_op: ReduceOp, value: tf.Tensor) -> bool:
@@ -141,7 +143,7 @@ class MultiWorkerMirroredExtended(
             counts, by_replica = ops.all_gather(
                 [tf.constant([count]), tf.constant([self.clip == "replica"], tf.int32)],
                 self.communicator,
-                label="number of devices, and what is clipped",
+                label="the devices and the clipping of each worker",
                 timeout=self._communication_options.timeout_seconds,
             )
             counts, by_replica = counts.numpy(), by_replica.numpy()

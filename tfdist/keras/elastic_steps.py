@@ -373,10 +373,11 @@ class ElasticStep:
     def _gathered(self, outputs: Nested) -> Nested:
         """The rows of the results of all members, in the order of the batch."""
         strategy = self._model.distribute_strategy
+        label = f"the results of {self._name.removesuffix('_step')}"
 
         def gathered(value: tf.Tensor) -> tf.Tensor:
             parts = strategy.experimental_local_results(value)
-            return ops.all_gather(tf.concat(parts, 0), self._job.communicator, label=self._name)
+            return ops.all_gather(tf.concat(parts, 0), self._job.communicator, label=label)
 
         return tree.map_structure(gathered, outputs)
 

@@ -36,7 +36,9 @@ def gather(model: KerasModel, content: bytes) -> list[bytes]:
     own = np.frombuffer(content, np.uint8)
     communicator = communicator_of(model)
     if communicator is not None:
-        rows = ops.all_gather(tf.constant(own), communicator, label="state of the replicas").numpy()
+        rows = ops.all_gather(
+            tf.constant(own), communicator, label="each worker's own state, to be saved"
+        ).numpy()
     else:
         rank = model.distribute_strategy.extended.rank
         rows = np.zeros([workers, len(own)], np.int32)

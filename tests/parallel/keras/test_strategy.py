@@ -227,4 +227,4 @@ def test_what_the_chief_does_alone_is_named(ctx):
         step()
     message = str(raised.value)
     assert "'variable moving_mean, read outside a step: needs every worker'" in message
-    assert "'end-of-data check'" in message
+    assert "'whether a worker has another batch'" in message

@@ -54,6 +54,7 @@ from tfdist.keras.workers import (
     replica_with_peers,
     trains_on_servers,
 )
+from tfdist.ops.collectives.naming import named
 
 _log = logging.getLogger("tfdist")
 _thread = threading.local()
@@ -331,7 +332,7 @@ def _weight_of_rows(data: Nested, are_even: bool) -> tf.Tensor | None:
     total = getattr(_thread, "rows_of_step", None)
     if total is not None:
         return tf.math.divide_no_nan(tf.cast(rows, tf.float64), tf.cast(total, tf.float64))
-    return _fraction(rows, "rows_of_batch")
+    return _fraction(rows, "rows_of_the_batch")
 
 
 def rows_in(data: Nested) -> tf.Tensor | None:
@@ -386,7 +387,8 @@ def _fraction(own: tf.Tensor, name: str) -> tf.Tensor:
         # A worker that trains alone has the mean of its own rows.
         return tf.where(own > 0, tf.constant(1 / replica.num_replicas_in_sync, tf.float64), 0.0)
     ours = tf.stack([own, 1.0], name=name)
-    total, present = tf.unstack(replica.all_reduce("SUM", ours))
+    with named(f"the {name.replace('_', ' ')} of each worker"):
+        total, present = tf.unstack(replica.all_reduce("SUM", ours))
     if elastic_job_of(replica.strategy) is not None:
         return tf.math.divide_no_nan(own, total)
     return tf.math.divide_no_nan(own * present, total * replica.num_replicas_in_sync)

@@ -8,6 +8,7 @@ from keras.layers import BatchNormalization
 from tfdist.keras.registry import repairs
 from tfdist.keras.substitute_rows.calls import substitution
 from tfdist.keras.workers import has_copies, has_peers
+from tfdist.ops.collectives.naming import named
 
 
 def _averaged_on_read(next_creator, **kwargs):
@@ -42,7 +43,8 @@ def keep_statistics_of_no_rows(original, self, inputs, mask):
     A worker's share of the last batch can be empty, or a substitute row. Keras 2 left the moving
     statistics as they were; so does this.
     """
-    mean, variance = original(self, inputs, mask)
+    with named(f"the statistics of {self.name}"):
+        mean, variance = original(self, inputs, mask)
     # Synchronized statistics cover all workers' rows, at least one.
     if self.synchronized or not has_peers(tf.distribute.get_strategy()):
         return mean, variance

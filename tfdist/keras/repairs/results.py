@@ -17,6 +17,7 @@ from tfdist.internals.tensorflow import regroup
 from tfdist.keras.models import is_variable, tf_variable
 from tfdist.keras.registry import repairs
 from tfdist.keras.workers import has_copies, is_ours
+from tfdist.ops.collectives.naming import named
 
 _thread = threading.local()
 # By model: its way of making functions, and the function that `predict_on_batch` calls.
@@ -41,8 +42,12 @@ def reduce_as_in_one_process(original, values, strategy, reduction):
         return original(values, strategy, reduction)
     values = tree.map_structure(lambda value: _in_replicas(value, strategy), values)
     if reduction in ("auto", "mean"):
-        return tree.map_structure(lambda value: strategy.reduce("MEAN", value, axis=None), values)
-    return original(values, strategy, reduction)
+        with named("the metrics of the step"):
+            return tree.map_structure(
+                lambda value: strategy.reduce("MEAN", value, axis=None), values
+            )
+    with named("the results of predict"):
+        return original(values, strategy, reduction)
 
 
 def _in_replicas(value, strategy):
