@@ -40,6 +40,9 @@ def leave_pid():
 """
 
 
+_JOB_FILE = "this job's file, for 'tfdist top --job': "
+
+
 class Launched:
     """A running launcher, ended by its handle."""
 
@@ -57,13 +60,18 @@ class Launched:
         return {self.process.stdout.readline().decode().rstrip("\n") for _ in range(count)}
 
     def finish(self, timeout=60):
+        """Returns the exit code, and the lines of output and of errors.
+
+        The paths of job files that the launcher has told are in `told` instead.
+        """
         try:
             out, err = self.process.communicate(timeout=timeout * PATIENCE)
         except subprocess.TimeoutExpired as error:
             error.add_note(f"the launcher and its children: {self._describe_processes()}")
             raise
-        decoded = [(text or b"").decode().splitlines() for text in (out, err)]
-        return self.process.returncode, *decoded
+        out, err = [(text or b"").decode().splitlines() for text in (out, err)]
+        self.told = [line.partition(_JOB_FILE)[2] for line in err if _JOB_FILE in line]
+        return self.process.returncode, out, [line for line in err if _JOB_FILE not in line]
 
     def _describe_processes(self):
         """Returns state, signals and system call of the launcher and its children."""
@@ -129,7 +137,10 @@ def wait_until_gone(pid, timeout=60):
 
 
 def without_locks(folder):
-    """The files in a folder for temporary files, except the file that locks ports."""
+    """The files in a folder for temporary files, without locks of ports and entries of jobs."""
     left = set(folder.iterdir())
     shared = folder / f"tfdist-{os.getuid()}"
-    return left - {shared} if [path.name for path in shared.glob("*")] == ["ports"] else left
+    stays = all(
+        path.name == "ports" or path.suffix in (".job", ".log") for path in shared.glob("*")
+    )
+    return left - {shared} if stays else left

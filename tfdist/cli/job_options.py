@@ -9,11 +9,15 @@ from tfdist.cli.arguments import seconds
 
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --job, --dir, of which one is needed, and --timeout."""
-    where = parser.add_mutually_exclusive_group(required=True)
+    """Adds --job, --dir, and --timeout."""
+    where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "--job", type=Path, metavar="FILE", help="the job file, which 'tfdist run' writes"
+        "--job",
+        type=Path,
+        metavar="FILE",
+        help="the job file, which 'tfdist run' writes (default: your only running job's)",
     )
+    parser.set_defaults(instead_of_job=("dir",))
     where.add_argument("--dir", type=Path, metavar="DIR", help="the tasks' TFDIST_DEBUG_DIR")
     parser.add_argument(
         "--timeout",

@@ -7,6 +7,7 @@ import os
 import sys
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfdist._version import __version__
@@ -14,12 +15,15 @@ from tfdist.cli import check as check_command
 from tfdist.cli import dashboard as dashboard_command
 from tfdist.cli import debug as debug_command
 from tfdist.cli import env as env_command
+from tfdist.cli import jobs as jobs_command
 from tfdist.cli import k8s as kubernetes_command
+from tfdist.cli import logs as logs_command
 from tfdist.cli import metrics as metrics_command
 from tfdist.cli import plan as plan_command
 from tfdist.cli import run as run_command
 from tfdist.cli import scale as scale_command
 from tfdist.cli import stats as stats_command
+from tfdist.cli import stop as stop_command
 from tfdist.cli import tasks as tasks_command
 from tfdist.cli import timeline as timeline_command
 from tfdist.cli import top as top_command
@@ -71,11 +75,35 @@ def _main(arguments: Sequence[str] | None) -> int:
     if chosen.subcommand is None:
         parser.print_help()
         return 2
+    if not _finds_job(chosen):
+        return 2
     try:
         code: int = chosen.command_module.run(chosen)
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _finds_job(chosen: argparse.Namespace) -> bool:
+    """Sets --job, if a command was given no job, to the only running job.
+
+    Returns:
+      Whether the command has a job, or needs none; else the reason is printed.
+    """
+    others = getattr(chosen, "instead_of_job", None)
+    if others is None or chosen.job is not None or any(getattr(chosen, o) for o in others):
+        return True
+    # Not above: --help does not need it.
+    from tfdist.config.printing import printable
+    from tfdist.errors import ClusterConfigError
+    from tfdist.launch.job_registry import job_of
+
+    try:
+        chosen.job = Path(job_of(None).job_file)
+    except ClusterConfigError as error:
+        print(f"tfdist {chosen.subcommand}: error: {printable(str(error))}", file=sys.stderr)
+        return False
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -96,6 +124,9 @@ def _parser() -> argparse.ArgumentParser:
 
     add(commands, "run", "start all tasks of a job, here or on several hosts", run_command)
     add(commands, "scale", "set the number of workers of an elastic job", scale_command)
+    add(commands, "jobs", "list your jobs on this machine", jobs_command)
+    add(commands, "logs", "print the output of a job", logs_command)
+    add(commands, "stop", "tell a job to save and end", stop_command)
     add(commands, "tasks", "look at the data tasks of a job", tasks_command)
     ps = add_command(commands, "ps", "look at parameter servers")
     of_ps = ps.add_subparsers(title="commands", metavar="COMMAND", required=True)

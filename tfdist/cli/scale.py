@@ -34,10 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--job",
         type=Path,
-        required=True,
         metavar="FILE",
-        help="the job file, which 'tfdist run' writes and removes at the job's end",
+        help="the job file, which 'tfdist run' writes and removes at the job's end (default: "
+        "your only running job's)",
     )
+    parser.set_defaults(instead_of_job=())
 
 
 def run(chosen: argparse.Namespace) -> int:

@@ -28,13 +28,15 @@ exit code:
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that name the job."""
-    where = parser.add_mutually_exclusive_group(required=True)
+    where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--job",
         type=Path,
         metavar="FILE",
-        help="the job file of a 'tfdist run', with addresses and secret",
+        help="the job file of a 'tfdist run', with addresses and secret (default: your "
+        "only running job's)",
     )
+    parser.set_defaults(instead_of_job=("targets",))
     where.add_argument(
         "--targets",
         metavar="HOST:PORT,...",

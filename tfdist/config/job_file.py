@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -60,10 +61,11 @@ class JobFile:
         else:
             directory = user_directory() or Path(tempfile.mkdtemp(prefix="tfdist-"))
             _remove_stale_files(directory)
-            path = directory / f"{os.getpid()}.json"
+            # Two containers may share the directory, and have equal numbers of processes.
+            name = f"{os.getpid()}-{secrets.token_hex(2)}.json"
+            path = directory / name
             # Another launcher must not find it before it is locked: it would remove it.
-            created = directory / f".{os.getpid()}.json"
-            created.unlink(missing_ok=True)
+            created = directory / f".{name}"
         descriptor = os.open(created, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             with open(descriptor, "w") as file:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import stat
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -75,9 +76,13 @@ class OutputStream:
 
     Args:
       descriptor: stdout or stderr; other programs share it, so it stays a blocking one.
+
+    Attributes:
+      keep: also takes each line, even if the descriptor's reader is gone.
     """
 
     def __init__(self, descriptor: int) -> None:
+        self.keep: Callable[[bytes], None] = lambda text: None
         self.descriptor = descriptor
         self.is_terminal = os.isatty(descriptor)
         self._closed = False
@@ -103,6 +108,7 @@ class OutputStream:
 
     def line(self, text: bytes) -> None:
         """Queues one line, above the live one."""
+        self.keep(text)
         if self._closed:
             return
         if self._live_shown:

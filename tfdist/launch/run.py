@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import secrets
 import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tfdist.config.cluster import Cluster
@@ -26,6 +27,7 @@ from tfdist.config.own_program import is_own, own_module
 from tfdist.config.printing import printable
 from tfdist.config.settings import Settings, environment_with_secret
 from tfdist.errors import ClusterConfigError
+from tfdist.launch import job_registry
 from tfdist.launch.binding import Binding
 from tfdist.launch.debug_directory import debug_directory
 from tfdist.launch.elastic_workers import ElasticWorkers
@@ -35,6 +37,7 @@ from tfdist.launch.hosts.connection import AgentCommand
 from tfdist.launch.hosts.cooldown import Cooldown
 from tfdist.launch.hosts.host_list import Host, place
 from tfdist.launch.hosts.pool import Connector, HostPool, JobCommand, Site, this_machine
+from tfdist.launch.kept_output import KeptOutput
 from tfdist.launch.output import OutputStream, output_streams
 from tfdist.launch.policies.elastic import Backoff, ElasticPolicy, WorkerRange
 from tfdist.launch.policies.fixed import FixedPolicy
@@ -400,12 +403,39 @@ def run(options: LaunchOptions) -> int:
         pool = HostPool(command, sites, placed, options.binding, shares)
         supervisor = _supervisor(options, tasks, pool, connector, streams, listener)
         path = stack.enter_context(file.written(options.job_file))
-        asks = "tfdist scale" if isinstance(options.workers, WorkerRange) else "tfdist ps stats"
-        if not options.ps and not file.scale_socket:
-            asks = "tfdist metrics targets"
-        if (options.ps or file.scale_socket or file.metrics) and options.job_file is None:
-            print(f"tfdist run: this job's file, for '{asks} --job': {path}", file=sys.stderr)
-        return supervisor.run()
+        if options.job_file is None:
+            print(f"tfdist run: this job's file, for 'tfdist top --job': {path}", file=sys.stderr)
+        note_end = stack.enter_context(_registered(options, tasks, path, streams))
+        code = supervisor.run()
+        note_end(code)
+        return code
+
+
+@contextlib.contextmanager
+def _registered(
+    options: LaunchOptions, tasks: Sequence[TaskSpec], file: Path, streams: Sequence[OutputStream]
+) -> Iterator[Callable[[int], None]]:
+    """Lists the job for `tfdist jobs`, and keeps its newest output for `tfdist logs`.
+
+    Yields:
+      A function that notes the job's exit code.
+    """
+    entry = job_registry.JobEntry(
+        name=job_registry.new_name(),
+        pid=os.getpid(),
+        command=[options.module or str(options.script), *options.arguments],
+        directory=os.getcwd(),
+        tasks=[task.name for task in tasks],
+        job_file=str(file.absolute()),
+        began=time.time(),
+    )
+    with job_registry.registered(entry) as note_end, contextlib.ExitStack() as stack:
+        if entry.log is not None:
+            kept = KeptOutput(entry.log)
+            stack.callback(kept.close)
+            for stream in streams:
+                stream.keep = kept.line
+        yield note_end
 
 
 def _new_job_id() -> str:

@@ -515,7 +515,7 @@ def test_the_job_file_is_told_and_removed(launch, tmp_path):
         *("--workers", "1:2"),
     )
     told = launched.process.stderr.readline().decode()
-    assert told.startswith("tfdist run: this job's file, for 'tfdist scale --job': ")
+    assert told.startswith("tfdist run: this job's file, for 'tfdist top --job': ")
     path = Path(told.split()[-1])
     assert path.stat().st_mode & 0o777 == 0o600
     socket = Path(json.loads(path.read_text())["scale_socket"])

@@ -73,13 +73,12 @@ def test_a_port_of_ones_own(launch, tmp_path, monkeypatch):
     assert code == 0 and not err
 
 
-def test_the_path_of_the_job_file_is_told(launch, tmp_path, monkeypatch):
+def test_the_path_of_the_job_file_is_told_unless_it_was_chosen(launch, tmp_path):
     (tmp_path / "continue").touch()
-    monkeypatch.setenv("TFDIST_METRICS_PORT", "0")
-    _, _, err = launch(TELL).finish()
-    assert any("for 'tfdist metrics targets --job': " in line for line in err)
-    monkeypatch.delenv("TFDIST_METRICS_PORT")
-    assert launch(TELL).finish()[2] == []
+    told = launch(TELL)
+    assert told.finish()[2] == [] and len(told.told) == 1
+    chosen = launch(TELL, "--job-file", str(tmp_path / "job.json"))
+    assert chosen.finish()[2] == [] and chosen.told == []
 
 
 @pytest.mark.parametrize(

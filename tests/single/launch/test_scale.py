@@ -508,7 +508,6 @@ def test_a_launcher_that_does_not_answer_is_not_waited_for(capsys, monkeypatch, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["scale", "2"], "the following arguments are required: --job"),
         (["scale", "--job", "x"], "the following arguments are required: N"),
         (["scale", "0", "--job", "x"], "expected a whole number, 1 or more, received '0'"),
         (["scale", "2:4", "--job", "x"], "expected a whole number, 1 or more, received '2:4'"),
