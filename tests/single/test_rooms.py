@@ -54,7 +54,7 @@ CPP_FORBIDDEN = {
 # Packages and modules below tfdist.
 PYTHON_ROOMS = [
     ["_types"],
-    ["errors", "_version", "_extras", "_providers", "atomic_files", "state_machine"],
+    ["errors", "_version", "_extras", "_providers", "atomic_files", "state_machine", "tracebacks"],
     ["internals"],
     ["_compatibility", "config"],
     ["control"],

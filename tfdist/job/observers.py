@@ -125,10 +125,20 @@ class Observers:
         if self._stragglers is not None:
             self._stragglers.report()
 
+    def note_failure(self, error: BaseException) -> None:
+        """Records an exception that may end the script."""
+        if self._recorder is not None:
+            self._recorder.note_failure(error)
+
     def note_exception(self, error: BaseException) -> None:
         """Records an exception that ends the script."""
         if self._recorder is not None:
             self._recorder.note_exception(error)
+
+    def note_exit(self, code: int, error: BaseException | None) -> None:
+        """Records an exit code that is a failure, and the exception that the script handles."""
+        if self._recorder is not None:
+            self._recorder.note_exit(code, error)
 
     def note_leaving(self, has_ended: bool) -> None:
         """Records that this task leaves its job; the report of stragglers ends.

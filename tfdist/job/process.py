@@ -423,6 +423,13 @@ class Process:
         """Whether the script has called `sys.exit`, since this process has joined its job."""
         return self._script is not None and self._script.has_exited
 
+    def note_failure(self, error: BaseException) -> None:
+        """Notes an exception that leaves a call such as `fit`, and may end the script.
+
+        Until the script ends, it may wait for others for a long time.
+        """
+        self._observers.note_failure(error)
+
     def _disconnect_at_end(self) -> None:
         self.is_at_end = True
         self.disconnect()
@@ -438,7 +445,7 @@ class Process:
 
     def _watch_script(self) -> None:
         if self._script is None:
-            self._script = ScriptFailure(self._observers.note_exception)
+            self._script = ScriptFailure(self._observers)
             # Called after `disconnect`, which waits for the others and may fail.
             atexit.register(self._observers.close_records)
             atexit.register(self._disconnect_at_end)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from typing import Protocol
+
+from tfdist.errors import Preempted
+
+
+class FailureObserver(Protocol):
+    """Is told how the script fails; `Observers` is one."""
+
+    def note_exception(self, error: BaseException) -> None:
+        """Records an exception that ends the script, before it is printed."""
+
+    def note_exit(self, code: int, error: BaseException | None) -> None:
+        """Records an exit code that is a failure, and the exception that the script handles."""
 
 
 class ScriptFailure:
@@ -16,10 +28,10 @@ class ScriptFailure:
       has_exited: it has called `sys.exit`.
 
     Args:
-      noted: called with an unhandled exception, before it is printed.
+      observer: is told of the failure.
     """
 
-    def __init__(self, noted: Callable[[BaseException], None]) -> None:
+    def __init__(self, observer: FailureObserver) -> None:
         self.exception: str | None = None
         self.has_failed = self.has_exited = False
         excepthook, leave = sys.excepthook, sys.exit
@@ -27,13 +39,21 @@ class ScriptFailure:
         def note_exception(kind, error, trace):
             self.exception = f"{kind.__name__}: {error}"
             self.has_failed = True
-            noted(error)
+            observer.note_exception(error)
             excepthook(kind, error, trace)
 
         def note_exit(status=None, /):
             if threading.current_thread() is threading.main_thread():
                 self.has_failed = status not in (None, 0)
                 self.has_exited = True
+                # After a preemption notice the end is none of its own.
+                if self.has_failed and status != Preempted.EXIT_CODE:
+                    observer.note_exit(_exit_code(status), sys.exc_info()[1])
             leave(status)
 
         sys.excepthook, sys.exit = note_exception, note_exit
+
+
+def _exit_code(status: object) -> int:
+    """Returns the exit code of `sys.exit(status)`: 1 for a text, which Python prints."""
+    return status & 0xFF if isinstance(status, int) else 1

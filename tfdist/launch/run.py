@@ -31,6 +31,7 @@ from tfdist.launch import job_registry
 from tfdist.launch.binding import Binding
 from tfdist.launch.debug_directory import debug_directory
 from tfdist.launch.elastic_workers import ElasticWorkers
+from tfdist.launch.findings import Findings
 from tfdist.launch.gpus import GpuShares
 from tfdist.launch.hosts import discovery
 from tfdist.launch.hosts.connection import AgentCommand
@@ -401,7 +402,8 @@ def run(options: LaunchOptions) -> int:
         takes_gpus = [_takes_gpus(role) for role, _ in _roles(options)]
         shares = GpuShares(options.gpus_per_worker, takes_gpus)
         pool = HostPool(command, sites, placed, options.binding, shares)
-        supervisor = _supervisor(options, tasks, pool, connector, streams, listener)
+        findings = Findings(Path(environment["TFDIST_DEBUG_DIR"]), time.time())
+        supervisor = _supervisor(options, tasks, pool, connector, streams, listener, findings)
         path = stack.enter_context(file.written(options.job_file))
         if options.job_file is None:
             print(f"tfdist run: this job's file, for 'tfdist top --job': {path}", file=sys.stderr)
@@ -555,6 +557,7 @@ def _supervisor(
     connector: Connector,
     streams: tuple[OutputStream, OutputStream],
     listener: socket.socket | None,
+    findings: Findings,
 ) -> Supervisor:
     """Returns the supervisor of the tasks; `listener` is for `tfdist scale` of an elastic job."""
     job = RunningJob(
@@ -564,6 +567,7 @@ def _supervisor(
         log_dir=options.log_dir,
         stop_grace=options.stop_grace,
         signal_grace=options.signal_grace,
+        findings=findings,
     )
     if not isinstance(options.workers, WorkerRange):
         fixed = FixedPolicy([task.role for task in tasks], options.restarts)

@@ -12,6 +12,7 @@ from pathlib import Path
 from tfdist.config.printing import printable_line
 from tfdist.launch.deadlines import Deadlines
 from tfdist.launch.event_loop import EventLoop
+from tfdist.launch.findings import Findings, FirstFailure
 from tfdist.launch.guarded import Guard, guarded
 from tfdist.launch.hosts.pool import HostPool
 from tfdist.launch.job_state import JobLifecycle, JobState
@@ -42,6 +43,7 @@ class RunningJob:
       log_dir: the directory of the tasks' logs, or None.
       stop_grace: seconds from SIGTERM to SIGKILL after a failure or at the time limit.
       signal_grace: seconds from a signal to end by oneself to SIGKILL.
+      findings: tell which task failed first; None without a directory of dumps.
 
     Attributes:
       lifecycle: the job's state.
@@ -49,7 +51,7 @@ class RunningJob:
       due: the actions at given times.
       loop: the events.
       tasks: the tasks that run or ended and were not removed, by index.
-      first_failure: the task that is the reason of the job's failure.
+      first_failure: the failed task whose end was seen first, in a job that has failed.
       survived: the failures after which the job continued, in the order of the time.
     """
 
@@ -62,7 +64,9 @@ class RunningJob:
         log_dir: Path | None = None,
         stop_grace: float = 10.0,
         signal_grace: float = 30.0,
+        findings: Findings | None = None,
     ) -> None:
+        self.findings = findings
         self.specs = list(specs)
         self.stop_grace = stop_grace
         self.signal_grace = signal_grace
@@ -201,6 +205,19 @@ class RunningJob:
         self.first_failure = self.first_failure or task
         code = self.first_failure.end.shell_code
         self.outcome = dataclasses.replace(self.outcome, code=code)
+
+    def first_failed(self) -> FirstFailure | None:
+        """Returns the task that failed first, in a job that has failed and whose tasks have ended.
+
+        Its exit code is the job's.
+        """
+        if self.first_failure is None:
+            return None
+        first = FirstFailure(self.first_failure)
+        if self.findings is not None:
+            first = self.findings.first(self.first_failure, self.tasks)
+        self.outcome = dataclasses.replace(self.outcome, code=first.code)
+        return first
 
     def linger(self) -> None:
         """Gives the other tasks some time to end by themselves after the training tasks."""

@@ -212,15 +212,17 @@ class Supervisor:
         """Prints the launcher's last lines: the reason for the job's end."""
         job = self._job
         job.report_logs()
-        failed = job.first_failure
+        failed = job.first_failed()
         if failed is not None:
-            life = failed.end.at - failed.started_at
-            exit = str(failed.exit)
-            job.say(self._policy.cause(failed.spec.title, exit, life, job.survived))
-            if failed.log is not None:
-                job.say(f"its whole output: {failed.log.path}")
-            job.say("its last lines:" if failed.tail else "it printed nothing")
-            for line in failed.tail:
+            task = failed.task
+            life = task.end.at - task.started_at
+            job.say(self._policy.cause(task.spec.title, failed.reason, life, job.survived))
+            for sentence in job.findings.sentences(failed) if job.findings is not None else ():
+                job.say(sentence)
+            if task.log is not None:
+                job.say(f"its whole output: {task.log.path}")
+            job.say("its last lines:" if task.tail else "it printed nothing")
+            for line in task.tail:
                 job.quote(without_colours(line))
         if job.outcome.reason:
             job.say(job.outcome.reason)

@@ -72,6 +72,8 @@ class Task:
       replaces: the ended task that this one replaces.
 
     Attributes:
+      restarts: how often the task was started again before.
+      told_at: the monotonic time of the first signal that was sent to it while it ran, or None.
       closed: none of its processes is left, and its id is free for others.
 
     Raises:
@@ -91,11 +93,12 @@ class Task:
     ) -> None:
         self.spec = spec
         self.index = index
-        self._restarts: int = 0 if replaces is None else replaces._restarts + 1
+        self.restarts: int = 0 if replaces is None else replaces.restarts + 1
         self.started_at = time.monotonic()
         # None or one exit, see `check`.
         self._exits: dict[str, Exit] = {}
         self.told_to_stop = False
+        self.told_at: float | None = None
         self.closed = False
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         path = log_dir / f"{spec.name.replace(' ', '-')}.log" if log_dir is not None else None
@@ -107,7 +110,7 @@ class Task:
         shown = streams[:1] if self._terminal and streams[0] is streams[1] else streams
         self.process = start(
             ProcessSpec(
-                variables={"TF_CONFIG": spec.tf_config, "TFDIST_RESTARTS": str(self._restarts)},
+                variables={"TF_CONFIG": spec.tf_config, "TFDIST_RESTARTS": str(self.restarts)},
                 terminal=terminal_size(spec.name) if self._terminal else None,
                 cpus=cpus,
                 gpus=gpus,
@@ -134,6 +137,11 @@ class Task:
         assert self.exit is not None
         return self.exit
 
+    def _note_told(self) -> None:
+        self.told_to_stop = True
+        if self.told_at is None and self.exit is None:
+            self.told_at = time.monotonic()
+
     def resize(self) -> None:
         """Gives the task's terminal, if it has one, the size of ours."""
         if self._terminal:
@@ -153,12 +161,12 @@ class Task:
 
     def signal(self, number: int) -> None:
         """Sends a signal to the task and its children, and continues stopped ones."""
-        self.told_to_stop = True
+        self._note_told()
         self.process.signal(number)
 
     def notify(self) -> None:
         """Sends SIGTERM to the task alone: its children, such as readers of its input, continue."""
-        self.told_to_stop = True
+        self._note_told()
         self.process.notify()
 
     def close(self) -> None:

@@ -92,29 +92,37 @@ class Dump:
         return [event for event in self.events if event["state"] in ("submitted", "started")]
 
     def write(self, directory: Path) -> Path:
-        """Writes the file, with mode 0600, in the place of an earlier one; returns its path.
-
-        No link is followed: the file is new, and then takes its name.
+        """Writes the file in the place of an earlier one, see `put`; returns its path.
 
         Raises:
           OSError: it cannot be written.
         """
         path = path_of(directory, self.task)
-        # Its own name, since two threads may write.
-        new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         pending = [event["sequence"] for event in self.pending]
         # `dumps`, since `dump` encodes in Python, which takes several times as long.
-        text = json.dumps({"format": FORMAT, **vars(self), "pending": pending})
-        try:
-            with open(os.open(new, flags, 0o600), "w") as file:
-                file.write(text)
-            new.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                new.unlink()
-            raise
+        put(path, json.dumps({"format": FORMAT, **vars(self), "pending": pending}))
         return path
+
+
+def put(path: Path, text: str) -> None:
+    """Writes a file of mode 0600 in the place of an earlier one.
+
+    No link is followed: the file is new, and then takes its name.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    # Its own name, since two threads may write.
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    try:
+        with open(os.open(new, flags, 0o600), "w") as file:
+            file.write(text)
+        new.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
 
 
 def path_of(directory: Path, task: str) -> Path:
@@ -132,34 +140,45 @@ def slug(task: str) -> str:
     return task.replace(" ", "-")
 
 
-def read_all(directory: Path) -> list[Dump]:
+def read_all(directory: Path, since: float = 0.0) -> list[Dump]:
     """Returns the files of a directory, sorted by rank, then by name.
+
+    Args:
+      directory: of the dumps.
+      since: leaves out files that were not changed since then, in seconds since 1970.
 
     Raises:
       OSError: the directory or a file cannot be read.
       ValueError: a file is none of the flight recorder; names it.
     """
     paths = sorted(path for path in directory.iterdir() if path.suffix == _SUFFIX)
-    found = [_read(path) for path in paths if not path.name.startswith(".")]
+    found = [
+        _read(path)
+        for path in paths
+        if not path.name.startswith(".") and path.lstat().st_mtime >= since
+    ]
     return sorted(found, key=lambda dump: (dump.rank is None, dump.rank or 0, dump.task))
 
 
-def read_crashes(directory: Path) -> dict[str, str]:
+def read_crashes(directory: Path, since: float = 0.0) -> dict[str, str]:
     """Returns what fatal signals have left: Python's stacks then, by task's file name.
+
+    Args:
+      directory, since: as for `read_all`.
 
     Raises:
       OSError: a file cannot be read.
     """
     found = {}
     for path in sorted(directory.glob(f"*{_CRASH_SUFFIX}")):
-        if text := _text(path).strip():
+        if path.lstat().st_mtime >= since and (text := text_of(path).strip()):
             found[path.name.removesuffix(_CRASH_SUFFIX)] = text
     return found
 
 
 def _read(path: Path) -> Dump:
     try:
-        fields = json.loads(_text(path))
+        fields = json.loads(text_of(path))
         form = fields.pop("format")
         fields.pop("pending")
         if form != FORMAT:
@@ -171,10 +190,20 @@ def _read(path: Path) -> Dump:
         ) from None
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path, limit: int = _MAX_BYTES) -> str:
+    """Returns the text of a regular file.
+
+    Args:
+      path: the file; a link is not followed.
+      limit: bytes that it has at most.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it is no regular file, or too long.
+    """
     # Without O_NONBLOCK, opening a pipe would block.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
         about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode) or about.st_size > _MAX_BYTES:
-            raise ValueError(f"{path}: expected a regular file of at most {_MAX_BYTES} bytes")
-        return file.read(_MAX_BYTES).decode(errors="replace")
+        if not stat.S_ISREG(about.st_mode) or about.st_size > limit:
+            raise ValueError(f"{path}: expected a regular file of at most {limit} bytes")
+        return file.read(limit).decode(errors="replace")

@@ -8,6 +8,7 @@ C++, or never end a loop. `explain` combines the files.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import importlib.metadata
 import linecache
@@ -27,8 +28,9 @@ from typing import TYPE_CHECKING, TextIO
 from tfdist._version import __version__
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.observe import channel, dumps
+from tfdist.observe import channel, dumps, failures
 from tfdist.observe.dumps import Dump, StackFrame, ThreadEntry
+from tfdist.observe.failures import FailureNote
 from tfdist.observe.timeline.recording import TaskTimeline
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class Recorder:
       elastic: whether the job is elastic: its members survive the loss of others, so that this is
         no reason to write.
       timeline: the timeline that `tfdist timeline` starts and stops; by default a new one.
+      restarts: how often this task was started again.
 
     Raises:
       OSError: the directory cannot be used.
@@ -66,15 +69,18 @@ class Recorder:
         *,
         elastic: bool = False,
         timeline: TaskTimeline | None = None,
+        restarts: int = 0,
     ) -> None:
         self._cluster = cluster
         self._directory = directory
         self._elastic = elastic
+        self._restarts = restarts
         self._timeline = timeline or TaskTimeline(cluster, Settings())
         self._name = dumps.slug(cluster.task_name)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._reasons: list[str] = []
+        self._failure: FailureNote | None = None
         self._exception: str | None = None
         self._raised_in: list[StackFrame] | None = None
         self._has_finished = False
@@ -103,12 +109,42 @@ class Recorder:
             self._follows.set()
             self._wake.send(b".")
 
+    def note_failure(self, exception: BaseException) -> None:
+        """Notes an exception that may end the program; see `failures`."""
+        self._note(failures.note_of(exception, self._cluster.task_name, self._restarts))
+
     def note_exception(self, exception: BaseException) -> None:
-        """Writes a dump, because an exception ends the program."""
-        self._exception = f"{type(exception).__name__}: {exception}"[:_MAX_TEXT]
+        """Notes an exception that ends the program, and writes a dump."""
+        self.note_failure(exception)
+        assert self._failure is not None
+        self._exception = self._failure.reason
         frames = traceback.walk_tb(exception.__traceback__)
         self._raised_in = [_frame(frame.f_code, line) for frame, line in frames]
         self.write(f"the program ends with {self._exception}")
+
+    def note_exit(self, code: int, exception: BaseException | None) -> None:
+        """Notes that the program asks for an exit code that is a failure, and writes a dump.
+
+        Args:
+          code: the exit code.
+          exception: the exception that it handles meanwhile. Without any the reason is the last
+            exception that was noted: a program may log it first.
+        """
+        if exception is not None:
+            self.note_failure(exception)
+        note = self._failure or failures.note_of_exit(code, self._cluster.task_name, self._restarts)
+        self._note(dataclasses.replace(note, code=code))
+        self._exception = note.reason
+        self.write(f"the program ends with {self._exception}")
+
+    def _note(self, failure: FailureNote) -> None:
+        if os.getpid() != self._pid:
+            return
+        self._failure = failure
+        try:
+            failure.write(self._directory)
+        except OSError as error:
+            _log.warning("%s: cannot note its failure: %s", self._cluster.task_name, error)
 
     def note_end(self) -> None:
         """Remembers that the program has come to its end without a failure."""
@@ -293,6 +329,7 @@ def start(
             Path(settings.debug_dir),
             elastic=settings.elastic is not None,
             timeline=timeline,
+            restarts=settings.restarts,
         )
     except OSError as error:
         _log.warning(

@@ -20,7 +20,7 @@ from support.processes.ranks import start_ranks
 from support.ps_job import roles
 from support.training.known_gradient import go_on, reach, train
 from tfdist import ops
-from tfdist.observe import channel, dumps
+from tfdist.observe import channel, dumps, failures
 from tfdist.observe.explain import explain
 
 pytestmark = pytest.mark.timeout(120)
@@ -189,6 +189,20 @@ def test_cause(scenario, tmp_path):
         except AssertionError:
             findings = explain(dumps.read_all(directory))
             pytest.fail("\n".join(f"{one.kind} {one.tasks}: {one.text}" for one in findings))
+
+
+def test_a_task_notes_whether_it_has_failed_by_a_peer(tmp_path):
+    directory = tmp_path / "dumps"
+    env = {"TFDIST_DEBUG_DIR": str(directory)}
+    with start_ranks(job, 2, args=("exception",), tmp_path=tmp_path, env=env) as ranks:
+        ranks.join(timeout=30)
+    notes = {note.task: note for note in failures.read_all(directory, 0.0)}
+    assert {task: note.by_peer for task, note in notes.items()} == {
+        "worker 0": True,
+        "worker 1": False,
+    }
+    assert notes["worker 1"].reason == "ValueError: a bad row in the data"
+    assert "ended by rank 1" in notes["worker 0"].reason
 
 
 def test_dead_server(tmp_path):

@@ -53,7 +53,7 @@ def test_a_failed_job_names_its_dumps(launch, tmp_path):
     assert folder.stat().st_mode & 0o777 == 0o700
     (dump,) = dumps.read_all(folder)
     assert (dump.task, dump.exception) == ("worker 1", "ValueError: a bad row")
-    assert {path.name for path in folder.iterdir()} == {"worker-1.json"}
+    assert {path.name for path in folder.iterdir()} == {"worker-1.json", "worker-1.failure"}
 
 
 def test_a_chosen_directory_stays(launch, tmp_path, monkeypatch):

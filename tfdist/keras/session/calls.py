@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._types import KerasModel, Logs
+from tfdist.job import process
 from tfdist.keras.session.adapter import Adapter, Arguments, Distributor, KerasData
 from tfdist.keras.session.elastic_calls import call_among_members
 from tfdist.keras.session.order import participants_of
@@ -54,7 +55,11 @@ def call(
         return session.run(with_arguments, _LOST_PEERS)
 
     job = elastic_job_of(model.distribute_strategy)
-    return make() if job is None else call_among_members(kind, keras, job, model, given, make)
+    try:
+        return make() if job is None else call_among_members(kind, keras, job, model, given, make)
+    except Exception as error:
+        process.current.note_failure(error)
+        raise
 
 
 def open_data(
