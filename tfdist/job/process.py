@@ -443,9 +443,12 @@ class Process:
         self._before_leaving.append(call)
         self._watch_script()
 
+    def _task_name(self) -> str:
+        return "the program" if self._cluster is None else self._cluster.task_name
+
     def _watch_script(self) -> None:
         if self._script is None:
-            self._script = ScriptFailure(self._observers)
+            self._script = ScriptFailure(self._observers, self._task_name)
             # Called after `disconnect`, which waits for the others and may fail.
             atexit.register(self._observers.close_records)
             atexit.register(self._disconnect_at_end)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
+from tfdist import tracebacks
 from tfdist.errors import Preempted
 
 
@@ -29,9 +31,10 @@ class ScriptFailure:
 
     Args:
       observer: is told of the failure.
+      task_name: names the task in the line that Ctrl-C leaves in place of a traceback.
     """
 
-    def __init__(self, observer: FailureObserver) -> None:
+    def __init__(self, observer: FailureObserver, task_name: Callable[[], str]) -> None:
         self.exception: str | None = None
         self.has_failed = self.has_exited = False
         excepthook, leave = sys.excepthook, sys.exit
@@ -39,6 +42,9 @@ class ScriptFailure:
         def note_exception(kind, error, trace):
             self.exception = f"{kind.__name__}: {error}"
             self.has_failed = True
+            if isinstance(error, KeyboardInterrupt) and tracebacks.are_filtered():
+                print(tracebacks.interruption(error, task_name()), file=sys.stderr)
+                return
             observer.note_exception(error)
             excepthook(kind, error, trace)
 

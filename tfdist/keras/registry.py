@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tfdist.errors import UnsupportedKerasError
+from tfdist.tracebacks import hide_own_frames
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -101,7 +102,11 @@ class Replacement:
 
         @functools.wraps(original or function)
         def replaced(*args: object, **kwargs: object) -> Any:
-            return function(original, *args, **kwargs)
+            try:
+                return function(original, *args, **kwargs)
+            except BaseException as error:
+                hide_own_frames(error)
+                raise
 
         marked: Any = replaced
         marked.tfdist_replacement = self

@@ -15,6 +15,7 @@ from tfdist._types import KerasModel, Logs
 from tfdist.keras.callback import Callback, with_callback
 from tfdist.keras.session.adapter import Adapter, Arguments, KerasData
 from tfdist.keras.session.participant import Participant
+from tfdist.tracebacks import note_place
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -106,6 +107,15 @@ class Session:
                 for one in reversed(self.participants):
                     one.lost(error)
                 raise
+            except KeyboardInterrupt as error:
+                if self.place:
+                    note_place(error, self.place)
+                raise
+
+    @property
+    def place(self) -> str:
+        """Where the call stands, such as "epoch 2, step 17"; empty if it counts no steps."""
+        return ""
 
 
 class FitSession(Session):
@@ -137,6 +147,11 @@ class FitSession(Session):
         self.last_batch = -1
         self.in_step = 0
         self.has_begun = False
+
+    @property
+    def place(self) -> str:
+        """See `Session`."""
+        return f"epoch {self.epoch + 1}, step {self.last_batch + 2}" if self.has_begun else ""
 
     def begin_fit(self, callbacks: CallbackList, call: Callable[[], None]) -> None:
         """Lets the callbacks begin.
