@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Protocol
 
+from tfdist.launch.banners import Banners
+
 # Bytes; a longer line is shown in pieces.
 MAX_LINE = 64 * 1024
 # The last lines of each task, for the report of a failure, and the characters kept of each.
@@ -217,6 +219,7 @@ class TaskLines:
       tail: receives the task's last lines.
       log: receives the bytes unchanged, or None.
       live: also show the incomplete last line on a terminal (progress bars).
+      banners: recognises lines that are not shown; None shows all.
     """
 
     def __init__(
@@ -227,8 +230,10 @@ class TaskLines:
         tail: deque[str],
         log: LogFile | None,
         live: bool,
+        banners: Banners | None = None,
     ) -> None:
         self._stream = stream
+        self._banners = banners
         self.prefix = prefix(name, index, stream.is_terminal)
         self._lines = LineAssembler()
         self._tail = tail
@@ -252,7 +257,8 @@ class TaskLines:
         for line in lines:
             text = line.replace(b"\b", b"").decode("utf-8", "replace")
             self._tail.append(text[:_TAIL_WIDTH])
-            self._stream.line(self.prefix + text.encode())
+            if self._banners is None or not self._banners.has(text):
+                self._stream.line(self.prefix + text.encode())
         if self._live:
             partial = self._lines.partial.replace(b"\b", b"").decode("utf-8", "replace")
             self._stream.live(self.prefix + partial.encode() if partial else b"")

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tfdist.launch.banners import Banners
 from tfdist.launch.output import (
     TAIL_LINES,
     LogFile,
@@ -116,7 +117,15 @@ class Task:
                 gpus=gpus,
             ),
             [
-                TaskLines(spec.name, index, stream, self.tail, self.log, self._terminal)
+                TaskLines(
+                    spec.name,
+                    index,
+                    stream,
+                    self.tail,
+                    self.log,
+                    self._terminal,
+                    Banners() if index else None,
+                )
                 for stream in shown
             ],
         )
