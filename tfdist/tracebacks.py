@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 import types
 from collections.abc import Iterator
+from pathlib import Path
 
 _PACKAGE = "tfdist"
+_OWN_LINE = re.compile(
+    rf'^ *File "{re.escape(str(Path(__file__).parent))}/[^"\n]*", line \d+, in .*\n\n?',
+    re.MULTILINE,
+)
 # An interrupted `fit` notes under this name where it was.
 _PLACE = "tfdist_place"
 
@@ -45,6 +51,9 @@ def hide_own_frames(error: BaseException) -> None:
     if are_filtered():
         for each in followed(error):
             each.__traceback__ = _without_own(each.__traceback__)
+            # Errors of TensorFlow list the frames in which their op was made.
+            if isinstance(message := getattr(each, "_message", None), str):
+                vars(each)["_message"] = _OWN_LINE.sub("", message)
 
 
 def _without_own(trace: types.TracebackType | None) -> types.TracebackType | None:

@@ -7,8 +7,10 @@ import traceback
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
+from tfdist import tracebacks
 
 
 class Fails(keras.callbacks.Callback):
@@ -54,6 +56,21 @@ def test_own_frames_are_hidden(kind):
     assert "tfdist" not in modules(error.__context__)[:-1]
     if kind is KeyboardInterrupt:
         assert vars(error)["tfdist_place"] == "epoch 1, step 2"
+
+
+def test_the_places_where_an_op_was_made():
+    own = (
+        f'  File "{tracebacks.__file__.replace("tracebacks", "ops/calls")}", line 93, in reduce\n\n'
+    )
+    others = (
+        '  File "/home/me/tfdist/train.py", line 9, in <module>\n\n',
+        "rank 0 of 2: ended by rank 1",
+    )
+    error = tf.errors.UnavailableError(
+        None, None, f"Detected at node X:\n{own}{others[0]}{own}{others[1]}"
+    )
+    tracebacks.hide_own_frames(error)
+    assert str(error) == f"Detected at node X:\n{others[0]}{others[1]}"
 
 
 def test_keras_s_switch_brings_them_back():
