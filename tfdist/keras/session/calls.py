@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,6 +43,7 @@ def call(
         bound = inspect.signature(original).bind(model, *args, **kwargs)
     except TypeError:  # the call says why
         return original(model, *args, **kwargs)
+    _choose_shuffle(bound)
     bound.apply_defaults()
     first = next(iter(bound.arguments))
     given = {name: value for name, value in bound.arguments.items() if name != first}
@@ -60,6 +62,17 @@ def call(
     except Exception as error:
         process.current.note_failure(error)
         raise
+
+
+def _choose_shuffle(bound: inspect.BoundArguments) -> None:
+    """Chooses no shuffling of data whose order Keras leaves alone, if the call does not say.
+
+    The default of `fit` is to shuffle, and Keras 3.15 warns that it does not shuffle a dataset, also
+    if the caller has not asked for it.
+    """
+    ordered = (tf.data.Dataset, tf.distribute.DistributedDataset, types.GeneratorType)
+    if "shuffle" in bound.signature.parameters and isinstance(bound.arguments.get("x"), ordered):
+        bound.arguments.setdefault("shuffle", False)
 
 
 def open_data(
