@@ -34,11 +34,13 @@ class Exit:
       code: the exit code, or minus the signal's number.
       at: the time, by `time.monotonic`.
       lost: why the process cannot be asked any more; empty if its own end was seen.
+      peak: the most bytes of memory that it had; 0 if that is not known.
     """
 
     code: int
     at: float
     lost: str = ""
+    peak: int = 0
 
     @property
     def shell_code(self) -> int:
@@ -231,7 +233,9 @@ class LocalProcess:
         _wait_for_group(self.pid, _GROUP_TIMEOUT)
         for output in self.outputs:
             output.drain()
-        end = Exit(self._process.wait(), time.monotonic())
+        _, status, used = os.wait4(self.pid, 0)
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        end = Exit(self._process.returncode, time.monotonic(), peak=1024 * used.ru_maxrss)
         with contextlib.suppress(OSError):
             os.write(self._guard, launch_guard.ENDED % self.pid)
         return end

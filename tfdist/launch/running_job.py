@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfdist.config.printing import printable_line
+from tfdist.launch import memory
 from tfdist.launch.deadlines import Deadlines
 from tfdist.launch.event_loop import EventLoop
 from tfdist.launch.findings import Findings, FirstFailure
@@ -77,6 +78,7 @@ class RunningJob:
         self.tasks: list[Task] = []
         self.first_failure: Task | None = None
         self.survived: list[str] = []
+        self.kills_before = memory.kills()
         self.pool = pool
         self._streams = streams
         self._log_dir = log_dir

@@ -17,6 +17,7 @@ from tfdist.config.printing import without_colours
 from tfdist.errors import Preempted
 from tfdist.launch.elastic_workers import ElasticWorkers
 from tfdist.launch.job_state import JobState
+from tfdist.launch.memory import about_kill, limit
 from tfdist.launch.policies.decisions import EndDecision, JobPolicy, TaskEnd, Verdict
 from tfdist.launch.running_job import Outcome, RunningJob, listed
 from tfdist.launch.task import Task
@@ -217,6 +218,8 @@ class Supervisor:
             task = failed.task
             life = task.end.at - task.started_at
             job.say(self._policy.cause(task.spec.title, failed.reason, life, job.survived))
+            if task.end.code == -signal.SIGKILL and task.told_at is None:
+                job.say(about_kill(task.peak_memory, limit(), job.kills_before))
             for sentence in job.findings.sentences(failed) if job.findings is not None else ():
                 job.say(sentence)
             if task.log is not None:

@@ -76,6 +76,7 @@ class Task:
       restarts: how often the task was started again before.
       told_at: the monotonic time of the first signal that was sent to it while it ran, or None.
       closed: none of its processes is left, and its id is free for others.
+      peak_memory: the most bytes of memory that it had, once it is closed; 0 if that is not known.
 
     Raises:
       OSError: the log cannot be written or the process cannot be started.
@@ -101,6 +102,7 @@ class Task:
         self.told_to_stop = False
         self.told_at: float | None = None
         self.closed = False
+        self.peak_memory = 0
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         path = log_dir / f"{spec.name.replace(' ', '-')}.log" if log_dir is not None else None
         self.log = LogFile(path, append=replaces is not None) if path is not None else None
@@ -184,6 +186,8 @@ class Task:
             return
         self.closed = True
         self.signal(signal.SIGKILL)
-        self._record(self.process.close())
+        end = self.process.close()
+        self.peak_memory = end.peak
+        self._record(end)
         if self.log is not None:
             self.log.close()

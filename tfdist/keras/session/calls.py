@@ -67,8 +67,8 @@ def call(
 def _choose_shuffle(bound: inspect.BoundArguments) -> None:
     """Chooses no shuffling of data whose order Keras leaves alone, if the call does not say.
 
-    The default of `fit` is to shuffle, and Keras 3.15 warns that it does not shuffle a dataset, also
-    if the caller has not asked for it.
+    The default of `fit` is to shuffle, and Keras 3.15 warns that it does not shuffle a dataset,
+    also if the caller has not asked for it.
     """
     ordered = (tf.data.Dataset, tf.distribute.DistributedDataset, types.GeneratorType)
     if "shuffle" in bound.signature.parameters and isinstance(bound.arguments.get("x"), ordered):
