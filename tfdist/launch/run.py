@@ -289,8 +289,23 @@ def _placed(options: LaunchOptions, sites: Sequence[Site]) -> list[Site]:
     return [*placed[:workers], *[sites[0]] * open_slots, *placed[workers:]]
 
 
-def _discovered(options: LaunchOptions, timeout: float) -> tuple[Host, ...]:
+def _begun_with(options: LaunchOptions, slots: int) -> LaunchOptions:
+    """Returns the options of a job that begins with as many workers as there are slots."""
+    assert isinstance(options.workers, WorkerRange)
+    start = min(options.workers.start, slots)
+    workers = WorkerRange(options.workers.minimum, options.workers.maximum, start)
+    return dataclasses.replace(options, workers=workers)
+
+
+def _discovered(
+    options: LaunchOptions, timeout: float, start_timeout: float | None
+) -> tuple[Host, ...]:
     """Asks the script for hosts until they have a slot for each worker of the beginning.
+
+    Args:
+      options: name the script, and the numbers of workers.
+      timeout: seconds until there must be enough.
+      start_timeout: seconds after which the least number of workers is enough; None: never.
 
     Raises:
       ClusterConfigError: the script fails, or the hosts have too few slots for `timeout` seconds.
@@ -298,11 +313,19 @@ def _discovered(options: LaunchOptions, timeout: float) -> tuple[Host, ...]:
     assert isinstance(options.workers, WorkerRange) and options.discovery_script is not None
     needed = options.workers.start
     deadline = time.monotonic() + timeout
+    # From when on the job may begin with the least number, which must be there all the time.
+    begins = None
     last = -1
     while True:
         hosts = discovery.ask(options.discovery_script)
         slots = sum(host.slots for host in hosts)
         if slots >= needed:
+            return hosts
+        if slots < options.workers.minimum:
+            begins = None
+        elif start_timeout is not None and begins is None:
+            begins = time.monotonic() + start_timeout
+        if begins is not None and time.monotonic() >= begins:
             return hosts
         if time.monotonic() > deadline:
             raise ClusterConfigError(
@@ -347,7 +370,11 @@ def run(options: LaunchOptions) -> int:
         agents = AgentCommand(options.ssh, options.python or sys.executable)
         hosts = options.hosts
         if options.discovery_script is not None:
-            hosts = _discovered(options, settings.rendezvous_timeout)
+            hosts = _discovered(
+                options, settings.rendezvous_timeout, settings.elastic_start_timeout
+            )
+            options = _begun_with(options, sum(host.slots for host in hosts))
+            environment["TFDIST_ELASTIC"] = str(options.workers)
         if hosts and b"\0" in settings.secret:
             raise ClusterConfigError(
                 "TFDIST_SECRET_FILE: expected a secret that can be a variable on other hosts, "

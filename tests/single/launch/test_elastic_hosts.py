@@ -33,15 +33,15 @@ wait_for_file("end")
 class Job:
     """A job with one worker on each of two hosts; it may have four."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, *further, hosts=("127.0.0.2:1", "127.0.0.3:1")):
         self._folder = folder
-        self._write("127.0.0.2:1", "127.0.0.3:1")
+        self._write(*hosts)
         script = folder / "discover"
         script.write_text(f"#!/bin/sh\necho >> {folder}/asked\ncat {folder}/named\n")
         script.chmod(0o755)
         (folder / "script.py").write_text(PRELUDE + WORKER)
         options = ["--ssh", make_fake_ssh(folder), "--host-discovery-script", script]
-        words = ["--workers", "1:4:2", *options, folder / "script.py"]
+        words = ["--workers", "1:4:2", *options, *further, folder / "script.py"]
         self._launched = Launched(
             [sys.executable, "-c", RUN, *map(str, words)], {**os.environ, "PYTHONPATH": PACKAGE}
         )
@@ -103,6 +103,18 @@ def test_workers_come_with_their_hosts_and_leave_with_them(job):
         "worker 0 has left: exit code 143; workers now: 2",
     ):
         assert line in said, said
+
+
+def test_a_job_begins_with_fewer_hosts_after_the_start_timeout(tmp_path):
+    job = Job(tmp_path, "--start-timeout", "0.5", hosts=["127.0.0.2:1"])
+    try:
+        job.wait(0, "127.0.0.2")
+        job.name("127.0.0.2:1", "127.0.0.3:1")
+        job.wait(1, "127.0.0.3")
+        said = job.finish()
+        assert "waiting for 2 slots; there are 1" in said, said
+    finally:
+        job.close()
 
 
 def test_a_lost_host_s_worker_moves(job):
