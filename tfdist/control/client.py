@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 
 from tfdist.config.printing import printable
+from tfdist.config.tls import Tls
 from tfdist.control import callers, encoding
+from tfdist.control.channel import Channel
 from tfdist.control.encoding import JsonObject
 from tfdist.control.pieces import MAX_LONG_BYTES, MAX_REQUEST_BYTES, PIECE, pieces_of
 from tfdist.control.service import CHALLENGE, Method
 from tfdist.control.signing import Metadata, Signer
+from tfdist.control.tls import diagnosis
 from tfdist.errors import AuthenticationError, ClusterConfigError, TfdistError
 
 if TYPE_CHECKING:
@@ -42,6 +46,8 @@ _OPTIONS = [
 # An answer may take this much longer than the requested wait (s), and one to a piece so long.
 ANSWER_MARGIN = 1.0
 _PIECE_TIMEOUT = 5.0
+# Seconds between two looks for the reason of a failed handshake.
+_EXPLAIN_INTERVAL = 1.0
 # Not connected, or this side has closed the connection.
 _UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
@@ -90,15 +96,24 @@ class ControlClient:
       secret: the shared secret or None.
       address: the other task's "host:port".
       name: the other task's name in messages.
+      tls: the origin of this task's certificate; None does not encrypt.
     """
 
-    def __init__(self, caller: Caller, secret: bytes | None, address: str, name: str) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        secret: bytes | None,
+        address: str,
+        name: str,
+        tls: Tls | None = None,
+    ) -> None:
         self._caller = caller
         self._name = name
         self._signer = Signer(secret)
-        # With an explicit scheme, no host name is parsed as one.
-        self._channel = grpc.insecure_channel(f"dns:///{address}", options=_OPTIONS)
-        self._calls: dict[str, grpc.UnaryUnaryMultiCallable] = {}  # by path
+        self._address = address
+        self._tls = tls
+        self._channel = Channel(address, tls, _OPTIONS)
+        self._explained = -math.inf
 
     def close(self) -> None:
         """Closes the connection; calls under way raise UnreachableError."""
@@ -117,7 +132,8 @@ class ControlClient:
 
         Raises:
           UnreachableError: no answer in time.
-          AuthenticationError: the two tasks do not hold the same secret.
+          AuthenticationError: the two tasks do not hold the same secret, or one of them does not
+            accept the other's certificate, or the other's connections without any.
           ClusterConfigError: the other task refuses this one, or another program answers at its
             address.
           TfdistError: the request is larger than a server takes.
@@ -168,7 +184,7 @@ class ControlClient:
 
         def send(path: str, body: bytes, metadata: Metadata = ()) -> tuple[bytes, Metadata]:
             try:
-                reply, call = self._path(path).with_call(
+                reply, call = self._channel.unary(path).with_call(
                     body,
                     timeout=max(0.0, deadline - time.monotonic()),
                     metadata=metadata,
@@ -212,11 +228,6 @@ class ControlClient:
             )
         return answer
 
-    def _path(self, path: str) -> grpc.UnaryUnaryMultiCallable:
-        if path not in self._calls:
-            self._calls[path] = self._channel.unary_unary(path)
-        return self._calls[path]
-
     def _new_challenge(self, send: Callable[[str, bytes], tuple[bytes, Metadata]]) -> str:
         if not self._signer.has_secret:
             return ""
@@ -234,13 +245,26 @@ class ControlClient:
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             return SilentError("no answer in time")
         if error.code() in _UNREACHABLE:
-            return UnreachableError(printable(str(error.details())))
+            reason = printable(str(error.details()))
+            problem = self._problem_with_tls(reason)
+            return UnreachableError(reason) if problem is None else self._not_accepted(problem)
         if error.code() == grpc.StatusCode.UNIMPLEMENTED:
             return self._not_tfdist(
                 "another gRPC server, as tf.distribute.Server is: with tfdist every task runs the "
                 "script, or python -m tfdist.server"
             )
         return self._not_tfdist(f"{error.code().name}: {printable(str(error.details()))}")
+
+    def _problem_with_tls(self, reason: str) -> str | None:
+        """Returns why TLS failed, if it has; looks for it at most once a second."""
+        now = time.monotonic()
+        if now < self._explained + _EXPLAIN_INTERVAL:
+            return None
+        self._explained = now
+        return diagnosis.problem(self._address, self._tls, reason)
+
+    def _not_accepted(self, problem: str) -> AuthenticationError:
+        return AuthenticationError(f"{self._both()}: {problem}")
 
     def _not_authentic(self, problem: str) -> AuthenticationError:
         return AuthenticationError(

@@ -13,6 +13,9 @@ descriptors of this process, however. If one is reset, gRPC sees a caller that h
                            the header fields of a call until the last has come
 ```
 
+With TLS, gRPC tells nothing of a handshake that fails either. A connection that is noted when its
+handshake begins, and ends without a call, is one: it is reported.
+
 So a host with few connections keeps them while another one makes thousands, and a caller on the
 same host as a stranger needs the time of two short calls.
 """
@@ -23,13 +26,15 @@ import collections
 import ctypes
 import dataclasses
 import ipaddress
+import math
 import os
 import resource
 import socket
 import sys
+import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 # Unproven connections. The tasks of a larger job may come all at once, each with two of them.
 _MAX_CONNECTIONS = 256
@@ -47,6 +52,12 @@ _Address = ctypes.c_char * 28  # struct sockaddr_in6
 _TcpInfo = ctypes.c_char * 136
 _BYTES_RECEIVED = 128
 
+# Handshakes that are noted in a second, since each note looks at all descriptors; and connections
+# that are noted at a time.
+_NOTES_PER_SECOND, _MAX_NOTED = 50, 1000
+# Beginnings of requests in plain HTTP/2, as gRPC's, and HTTP/1.
+_PLAIN = (b"PRI ", b"GET ", b"POST", b"HEAD")
+
 Peer = tuple[str, int]
 
 
@@ -63,8 +74,23 @@ class _Unproven:
     received: int | None
 
 
+@dataclasses.dataclass(frozen=True)
+class FailedHandshake:
+    """A connection that has ended before its first call.
+
+    Attributes:
+      host: of its caller.
+      is_plain: whether it began with a request without TLS.
+    """
+
+    host: str
+    is_plain: bool
+
+
 class Connections:
-    """The connections that this process has accepted at an address. Not thread-safe.
+    """The connections that this process has accepted at an address.
+
+    Not thread-safe, except `note_handshake`.
 
     Args:
       host: the numeric address; a wildcard for all of this host's.
@@ -82,20 +108,48 @@ class Connections:
         )
         self._unproven: dict[Peer, _Unproven] = {}
         self._proven: set[Peer] = set()
+        self._heard: set[Peer] = set()
+        self._lock = threading.Lock()
+        self._handshakes: dict[Peer, bool] = {}  # whether each began without TLS
+        self._notes = 0  # in the second that began then
+        self._second_began = -math.inf
+        self._failed: list[FailedHandshake] = []
         self._shrink_buffers()
 
     def heard(self, peer: Peer, *, proven: bool) -> None:
         """Records a complete call; `proven` says that a task of the job has made it."""
+        self._heard.add(peer)
         if proven:
             self._unproven.pop(peer, None)
             self._proven.add(peer)
         elif peer not in self._proven:
             self._unproven[peer] = _Unproven(time.monotonic(), None)
 
+    def note_handshake(self) -> None:
+        """Notes new connections; to be called when a handshake begins, by any thread."""
+        now = time.monotonic()
+        with self._lock:
+            if now > self._second_began + 1:
+                self._second_began, self._notes = now, 0
+            if self._notes >= _NOTES_PER_SECOND or len(self._handshakes) >= _MAX_NOTED:
+                return
+            self._notes += 1
+            for peer, descriptor in self._accepted().items():
+                if peer not in self._heard and not self._handshakes.get(peer):
+                    self._handshakes[peer] = _is_plain(descriptor)
+
+    def take_failed(self) -> list[FailedHandshake]:
+        """Returns the failed handshakes that `limit` has found since the last call."""
+        failed, self._failed = self._failed, []
+        # A caller that finds no plain server there looks whether it encrypts: that is the same one.
+        plain = {one.host for one in failed if one.is_plain}
+        return [one for one in failed if one.is_plain or one.host not in plain]
+
     def limit(self) -> int:
         """Closes connections of strangers; returns how many. Call it often."""
         now = time.monotonic()
         accepted = self._accepted()
+        self._find_failed(accepted)
         self._proven &= accepted.keys()
         self._unproven = {
             peer: self._unproven.get(peer) or _Unproven(now, 0)
@@ -109,6 +163,14 @@ class Connections:
             self._unproven.pop(peer, None)
             _reset(accepted[peer], peer)
         return len(closed)
+
+    def _find_failed(self, accepted: Mapping[Peer, int]) -> None:
+        with self._lock:
+            for peer in [p for p in self._handshakes if p in self._heard or p not in accepted]:
+                is_plain = self._handshakes.pop(peer)
+                if peer not in self._heard:
+                    self._failed.append(FailedHandshake(peer[0], is_plain))
+        self._heard &= accepted.keys()
 
     def _is_too_loud(self, peer: Peer, descriptor: int) -> bool:
         received = _bytes_received(descriptor)
@@ -204,6 +266,14 @@ def _is_tcp(descriptor: int) -> bool:
         descriptor, socket.SOL_SOCKET, socket.SO_TYPE, ctypes.byref(kind), ctypes.byref(size)
     )
     return not failed and kind.value == socket.SOCK_STREAM
+
+
+def _is_plain(descriptor: int) -> bool:
+    """Whether the first bytes, if they have come, are a request without TLS."""
+    content = ctypes.create_string_buffer(len(_PLAIN[0]))
+    flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+    read = _libc.recv(descriptor, content, ctypes.sizeof(content), flags)
+    return read == len(content.raw) and content.raw in _PLAIN
 
 
 def _bytes_received(descriptor: int) -> int:

@@ -61,12 +61,15 @@ class Refusals:
         self._period_ends = time.monotonic() + _PERIOD
         self._left_out = 0
         self._left_out_hosts: set[str] = set()
-        self._last: dict[Likely, str] = {}
+        self._last: dict[tuple[Likely, int], str] = {}  # the less the better
 
     @property
     def last(self) -> str | None:
-        """The latest refusal of those callers that are most likely tasks of the job."""
-        return next((self._last[likely] for likely in Likely if likely in self._last), None)
+        """The latest refusal of those callers that are most likely tasks of the job.
+
+        A refusal logged at a lower level tells less: it yields to any other of such callers.
+        """
+        return self._last[min(self._last)] if self._last else None
 
     async def add(
         self, host: str, body: bytes | None, reason: str, level: int = logging.WARNING
@@ -93,7 +96,7 @@ class Refusals:
             likely, budget, limit = Likely.ON_ITS_HOSTS, f"host {host}", _MAX_OF_OURS
         else:
             likely, budget, limit = Likely.STRANGER, "strangers", _MAX_OF_STRANGERS
-        self._last[likely] = text
+        self._last[likely, -level] = text
         if text in self._texts:
             return
         if self._logged[budget] >= limit:

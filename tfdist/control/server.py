@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from tfdist.config.cluster import Cluster
+from tfdist.config.tls import Tls
 from tfdist.control import callers, encoding, interfaces
 from tfdist.control.connections import Connections, Peer, peer_of
 from tfdist.control.daemon_pool import DaemonPool
@@ -75,6 +76,15 @@ _NEXT_LOOK_INTERVAL, _NEXT_LOOK_SHARE = 0.005, 0.25
 
 _QUIET = QuietBrokenCalls()
 
+_IS_PLAIN = (
+    "this task encrypts its connections (TFDIST_TLS), the caller does not; expected the same "
+    "TFDIST_TLS variables on every task"
+)
+_WITHOUT_A_CALL = (
+    "it has left without a call, in or after the TLS handshake; expected a caller with a valid "
+    "certificate of the same authority or secret, that accepts this task's"
+)
+
 _PIECE = CallPath.parse(PIECE.path)
 
 _Result = TypeVar("_Result")
@@ -98,6 +108,7 @@ class ControlServer:
       is_from_the_job: whether a request proves by itself that a task of the job has made it.
       role: this task's role, for callers of other services.
       elsewhere: where callers of the job find services that this task does not have.
+      tls: the origin of this task's certificate; None does not encrypt.
 
     Raises:
       AddressInUseError: another process listens on the port.
@@ -115,6 +126,7 @@ class ControlServer:
         is_from_the_job: Callable[[object], bool] = lambda request: False,
         role: str | None = None,
         elsewhere: Mapping[Service, str] | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._is_from_the_job = is_from_the_job
         self._name = f"{cluster.task_name} at {cluster.address}"
@@ -134,6 +146,13 @@ class ControlServer:
         )
         self._unread: dict[grpc.aio.ServicerContext, int] = {}  # bytes of large answers
         self._closed = False
+        self._credentials: grpc.ServerCredentials | None = None
+        if tls is not None:
+            # They need an extra.
+            from tfdist.control.tls.credentials import credentials_of
+            from tfdist.control.tls.rpc import server_credentials
+
+            self._credentials = server_credentials(credentials_of(tls), self._note_handshake)
         self._pool = DaemonPool(max_threads or 2 * cluster.world_size + 8)
         self._refusals = Refusals(cluster, self._pool)
         self._loop = asyncio.new_event_loop()
@@ -176,6 +195,12 @@ class ControlServer:
         while True:
             began = time.thread_time()
             has_closed = self._connections.limit() > 0
+            for failed in self._connections.take_failed():
+                if failed.is_plain:
+                    await self._refusals.add(failed.host, None, _IS_PLAIN)
+                else:
+                    # Tasks of the job also leave so, where they have no time left for a call.
+                    await self._refusals.add(failed.host, None, _WITHOUT_A_CALL, logging.INFO)
             self._refusals.proceed()
             took = time.thread_time() - began
             if has_closed:
@@ -183,6 +208,9 @@ class ControlServer:
             else:
                 pause = max(_LOOK_INTERVAL, took / _LOOK_SHARE)
             await asyncio.sleep(pause)
+
+    def _note_handshake(self) -> None:
+        self._connections.note_handshake()
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -222,12 +250,17 @@ class ControlServer:
         for host in hosts:
             try:
                 name = f"[{host}]" if ":" in host else host
-                if server.add_insecure_port(f"{name}:{port}") == port:
+                if self._add_port(server, f"{name}:{port}") == port:
                     return host
             except RuntimeError:
                 continue
         # The port was free a moment ago: another process has taken it since.
         raise AddressInUseError(errno.EADDRINUSE, self._in_use(port))
+
+    def _add_port(self, server: grpc.aio.Server, address: str) -> int:
+        if self._credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, self._credentials)
 
     def _in_use(self, port: int) -> str:
         return (

@@ -1,6 +1,6 @@
-"""Checks of options. Each raises ClusterConfigError, with the option's name.
+"""Checks of options. Each raises ClusterConfigError, with the option as `tfdist k8s` has it.
 
-The patterns are of names that Kubernetes takes, of RFC 1123.
+The patterns are of names that Kubernetes takes, of RFC 1123, whose rules the words explain.
 """
 
 from __future__ import annotations
@@ -12,7 +12,19 @@ from tfdist.config.validation import show
 from tfdist.errors import ClusterConfigError
 
 LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+LABEL_WORDS = (
+    "a name of lower-case letters a to z, digits and hyphens, with a letter or digit at both ends"
+)
 SUBDOMAIN = rf"{LABEL}(\.{LABEL})*"
+SUBDOMAIN_WORDS = (
+    "a name of lower-case letters a to z, digits, hyphens and dots, with a letter or digit at both "
+    "ends and beside each dot"
+)
+
+
+def option(name: str) -> str:
+    """Returns the option of `tfdist k8s render` for a field of `JobOptions`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def match(what: str, value: str, pattern: str, expected: str, longest: int = 64) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tfdist.control.signing import metrics_token
 from tfdist.kubernetes import engines, objects, patches, yaml_text
-from tfdist.kubernetes.names import METRICS_TOKEN, Object, metadata, secret_name
+from tfdist.kubernetes.names import AUTHORITY, METRICS_TOKEN, Object, metadata, secret_name
 from tfdist.kubernetes.options import JobOptions
 from tfdist.kubernetes.patches import Patch
 
@@ -49,6 +49,10 @@ def render(job: JobOptions, made_by: str | None = None, patched: Sequence[Patch]
         documents.append(
             ("The pods that Volcano starts together, or not at all.", objects.pod_group(job))
         )
+    if job.tls_issuer is not None:
+        documents.append(
+            ("The certificate of all pods, of cert-manager.", objects.certificate(job))
+        )
     if job.network_policy:
         documents.append(("The sources that can connect to the pods.", objects.network_policy(job)))
     if job.pod_monitor:
@@ -61,7 +65,8 @@ def render(job: JobOptions, made_by: str | None = None, patched: Sequence[Patch]
     namespace = "" if job.namespace is None else f" --namespace {job.namespace}"
     head = [] if made_by is None else [f"Made by: {made_by}"]
     head.append("The secret, which does not belong in git:")
-    head.append(f"  tfdist k8s secret --name {job.name}{namespace} | kubectl apply -f -")
+    tls = " --tls" if job.tls and job.tls_issuer is None else ""
+    head.append(f"  tfdist k8s secret --name {job.name}{namespace}{tls} | kubectl apply -f -")
     top = _comment("\n".join(head))
     comments = [_comment(comment) for comment, _ in documents]
     found = patches.apply(patched, [document for _, document in documents])
@@ -71,22 +76,31 @@ def render(job: JobOptions, made_by: str | None = None, patched: Sequence[Patch]
     )
 
 
-def secret(name: str, namespace: str | None = None) -> str:
+def secret(name: str, namespace: str | None = None, tls: bool = False) -> str:
     """Returns the manifest of a new random secret, for the job of this name.
 
     Args:
       name: the job's.
       namespace: the job's.
+      tls: whether it also has the authority of the certificates that the secret makes, by which
+        Prometheus verifies the pods.
 
     Returns:
       A YAML document.
 
     Raises:
-      ClusterConfigError: a name cannot be used, or PyYAML is not installed.
+      ClusterConfigError: a name cannot be used, or PyYAML, or with `tls` cryptography, is not
+        installed.
     """
     # Checks the names.
     job = JobOptions(name, "none", ("none",), namespace=namespace)
     value = secrets.token_hex(_SECRET_BYTES).encode()
+    # Prometheus sends the token; the secret cannot be derived from it.
+    fields = {"secret": value, METRICS_TOKEN: metrics_token(value).encode()}
+    if tls:
+        from tfdist.control.tls.authority import certificate_of  # needs an extra
+
+        fields[AUTHORITY] = certificate_of(value)
     return yaml_text.dump(
         {
             "apiVersion": "v1",
@@ -95,11 +109,7 @@ def secret(name: str, namespace: str | None = None) -> str:
             "type": "Opaque",
             # Another value would shut a running job's new pods out of it.
             "immutable": True,
-            "data": {
-                "secret": base64.b64encode(value).decode(),
-                # Prometheus sends it; the secret cannot be derived from it.
-                METRICS_TOKEN: base64.b64encode(metrics_token(value).encode()).decode(),
-            },
+            "data": {key: base64.b64encode(text).decode() for key, text in fields.items()},
         }
     )
 

@@ -18,6 +18,8 @@ COMPONENT = "app.kubernetes.io/component"
 METRICS = "metrics"
 # The key of the metrics' token in the job's secret.
 METRICS_TOKEN = "metrics-token"
+# The key there of the certificate of the authority that the secret makes.
+AUTHORITY = "authority"
 
 
 def count(job: JobOptions, role: str) -> int:
@@ -38,6 +40,16 @@ def set_name(job: JobOptions, role: str) -> str:
 def secret_name(job: JobOptions) -> str:
     """Returns the name of the job's secret."""
     return f"{job.name}-secret"
+
+
+def tls_name(job: JobOptions) -> str:
+    """Returns the name of the secret with the certificate that cert-manager makes."""
+    return f"{job.name}-tls"
+
+
+def host_name(job: JobOptions, role: str, index: int) -> str:
+    """Returns the name at which the other pods find a pod of a role."""
+    return f"{set_name(job, role)}-{index}.{job.name}"
 
 
 def metadata(job: JobOptions, name: str, **more: object) -> Object:

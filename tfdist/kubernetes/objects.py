@@ -1,23 +1,28 @@
 """Objects beside the pods.
 
-Service, priority class, disruption budgets, gang, autoscaler, PodMonitor and network policy.
+Service, priority class, disruption budgets, gang, autoscaler, PodMonitor, network policy and
+certificate.
 """
 
 from __future__ import annotations
 
 from tfdist.config.environments.kubernetes import PORT
+from tfdist.config.tls import FIXED_NAME
 from tfdist.kubernetes.names import (
+    AUTHORITY,
     COMPONENT,
     INSTANCE,
     METRICS,
     METRICS_TOKEN,
     Object,
     count,
+    host_name,
     labels,
     metadata,
     roles,
     secret_name,
     set_name,
+    tls_name,
 )
 from tfdist.kubernetes.options import JobOptions
 
@@ -143,6 +148,17 @@ def pod_monitor(job: JobOptions) -> Object:
     Each series gets the label of the job, which the autoscaler selects.
     """
     token = {"name": secret_name(job), "key": METRICS_TOKEN}
+    endpoint: Object = {
+        "port": METRICS,
+        "path": "/metrics",
+        "authorization": {"type": "Bearer", "credentials": token},
+    }
+    if job.tls_issuer is not None:
+        # Of all pods' names it has, this one is the same for each.
+        authority, name = {"name": tls_name(job), "key": "ca.crt"}, job.name
+        endpoint |= _https(authority, name)
+    elif job.tls:
+        endpoint |= _https({"name": secret_name(job), "key": AUTHORITY}, FIXED_NAME)
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
@@ -150,13 +166,32 @@ def pod_monitor(job: JobOptions) -> Object:
         "spec": {
             "selector": {"matchLabels": {INSTANCE: job.name}},
             "podTargetLabels": [INSTANCE, COMPONENT],
-            "podMetricsEndpoints": [
-                {
-                    "port": METRICS,
-                    "path": "/metrics",
-                    "authorization": {"type": "Bearer", "credentials": token},
-                }
-            ],
+            "podMetricsEndpoints": [endpoint],
+        },
+    }
+
+
+def _https(authority: Object, name: str) -> Object:
+    return {"scheme": "https", "tlsConfig": {"ca": {"secret": authority}, "serverName": name}}
+
+
+def certificate(job: JobOptions) -> Object:
+    """Returns the object by which cert-manager makes the certificate of all pods, and renews it."""
+    assert job.tls_issuer is not None
+    kind, _, name = job.tls_issuer.rpartition("/")
+    counts = {"worker": job.max_workers, "ps": job.ps}
+    hosts = [host_name(job, role, i) for role, number in counts.items() for i in range(number)]
+    return {
+        "apiVersion": "cert-manager.io/v1",
+        "kind": "Certificate",
+        "metadata": metadata(job, job.name),
+        "spec": {
+            "secretName": tls_name(job),
+            "issuerRef": {"group": "cert-manager.io", "kind": kind or "Issuer", "name": name},
+            # The first is for Prometheus, which knows the pods by their addresses.
+            "dnsNames": [job.name, *hosts],
+            "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
+            "usages": ["digital signature", "server auth", "client auth"],
         },
     }
 

@@ -23,11 +23,18 @@ _IMAGE = (
     rf"(({_DOMAIN})(:[0-9]{{1,5}})?/)?{_PATH_PART}(/{_PATH_PART})*"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
+_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
+_NAME_WORDS = (
+    "a name of lower-case letters a to z, digits and hyphens, which begins with a letter and ends "
+    "with a letter or digit"
+)
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 # Of Kubernetes for priority classes that users make.
 _MAX_PRIORITY = 1_000_000_000
 # The place for temporary files where the root of the file system is read-only.
 SCRATCH = "/tmp"
+# The place of a certificate of cert-manager.
+TLS_PATH = "/var/run/tfdist-tls"
 # The default terminationGracePeriodSeconds of a Pod.
 _LEAST_GRACE = 30
 
@@ -47,7 +54,7 @@ class JobOptions:
     """A job, as `tfdist k8s render` takes it.
 
     Args:
-      name: of all its objects, at most 40 characters (RFC 1123).
+      name: of all its objects, at most 40 characters: lower-case letters, digits and hyphens.
       image: of all its containers.
       command: the words that each container runs, first the program.
       engine: the kind of object that starts the pods.
@@ -78,8 +85,13 @@ class JobOptions:
       network_policy: whether only the job's own pods can connect to them; metrics are excepted.
       no_egress: whether the pods also can connect to each other and to DNS alone.
       metrics_namespace: the only namespace whose pods can read metrics; None lets all.
+      tls: whether the tasks encrypt their connections, with certificates made from the secret.
+      tls_issuer: the issuer of cert-manager that makes the certificates instead, "NAME" for an
+        Issuer of the namespace or "ClusterIssuer/NAME"; None for none.
       tasks_per_worker: the number of waiting data tasks for which the autoscaler keeps one worker;
         None makes no autoscaler. For the engine `STATEFULSET` alone.
+      predicts: whether the command is `tfdist predict`, whose workers need no other worker. For the
+        engine `JOB` alone.
 
     Raises:
       ClusterConfigError: a value cannot be used, or two contradict each other.
@@ -114,23 +126,31 @@ class JobOptions:
     no_egress: bool = False
     metrics_namespace: str | None = None
     tasks_per_worker: int | None = None
+    tls: bool = False
+    tls_issuer: str | None = None
+    predicts: bool = False
 
     def __post_init__(self) -> None:
+        checks.match("--name", self.name, _NAME, _NAME_WORDS, MAX_NAME)
         checks.match(
-            "name", self.name, r"[a-z]([-a-z0-9]*[a-z0-9])?", "a name of RFC 1123", MAX_NAME
+            "--image", self.image, _IMAGE, "an image such as registry.example/train:1", 255
         )
-        checks.match("image", self.image, _IMAGE, "an image such as registry.example/train:1", 255)
         if not self.command or not all(self.command[:1]):
-            raise ClusterConfigError("command: expected at least one word, received none")
+            raise ClusterConfigError(
+                "expected a program to run after --, as in '-- python train.py', received none"
+            )
         for word in self.command:
-            checks.text("command", word)
+            checks.text("the command after --", word)
         if self.namespace is not None:
-            checks.match("namespace", self.namespace, checks.LABEL, "a name of RFC 1123", 63)
+            checks.match("--namespace", self.namespace, checks.LABEL, checks.LABEL_WORDS, 63)
+        self.worker.check("--")
+        self.server.check("--ps-")
         self._check_numbers()
         self._check_server_memory()
         self._check_places()
         self._check_scheduling()
         self._check_network()
+        self._check_tls()
         self._check_engine()
 
     @property
@@ -178,34 +198,34 @@ class JobOptions:
 
     def _check_numbers(self) -> None:
         if isinstance(self.workers, int):
-            checks.number("workers", self.workers, 1)
+            checks.number("--workers", self.workers, 1)
         elif self.workers.max_workers is None:
-            raise ClusterConfigError("workers: expected MIN:MAX, received no MAX")
+            raise ClusterConfigError("--workers: expected MIN:MAX, received no MAX")
         if self.parallelism is not None:
             if self.elastic is None:
                 raise ClusterConfigError(
-                    "parallelism: expected an elastic job, --workers MIN:MAX, received a fixed "
+                    "--parallelism: expected an elastic job, --workers MIN:MAX, received a fixed "
                     f"number of workers, {self.workers}"
                 )
             least = self.elastic.start_workers or self.min_workers
             if not least <= self.parallelism <= self.max_workers:
                 raise ClusterConfigError(
-                    f"parallelism: expected {least} to {self.max_workers} pods, since {least} "
+                    f"--parallelism: expected {least} to {self.max_workers} pods, since {least} "
                     f"form the job, received {self.parallelism}"
                 )
-        checks.number("ps", self.ps, 0)
-        checks.number("gpus", self.gpus, 0)
-        checks.number("restarts", self.restarts, 0)
-        checks.number("user", self.user, 1)
+        checks.number("--ps", self.ps, 0)
+        checks.number("--gpus", self.gpus, 0)
+        checks.number("--restarts", self.restarts, 0)
+        checks.number("--user", self.user, 1)
         if not 0 < self.saving < 86400:
             raise ClusterConfigError(
-                f"saving: expected seconds, above 0 and below a day, received {self.saving:g}"
+                f"--saving: expected seconds, above 0 and below a day, received {self.saving:g}"
             )
         if self.metrics_port is not None and not (
             1024 <= self.metrics_port <= 65535 and self.metrics_port != PORT
         ):
             raise ClusterConfigError(
-                f"metrics_port: expected 1024 to 65535 without {PORT}, the port of the tasks, "
+                f"--metrics-port: expected 1024 to 65535 without {PORT}, the port of the tasks, "
                 f"received {self.metrics_port}"
             )
 
@@ -215,39 +235,39 @@ class JobOptions:
             return
         if server_memory.bytes_of(memory) < server_memory.LEAST:
             raise ClusterConfigError(
-                f"ps_memory: expected 1Gi or more, of which 768Mi are for Python and TensorFlow, "
-                f"or TFDIST_PS_MEMORY in env, received {memory}"
+                f"--ps-memory: expected 1Gi or more, of which 768Mi are for Python and TensorFlow, "
+                f"or --env TFDIST_PS_MEMORY=BYTES, received {memory}"
             )
 
     def _check_places(self) -> None:
         paths = [volume.path for volume in self.volumes]
         if len(set(paths)) < len(paths):
-            raise ClusterConfigError(f"volume: expected different paths, received {paths}")
+            raise ClusterConfigError(f"--volume: expected different paths, received {paths}")
         seen: dict[str, str] = {}
         for name, value in self.environment:
-            checks.match("env", name, _VARIABLE, "the name of a variable", 255)
+            checks.match("--env", name, _VARIABLE, "the name of a variable", 255)
             if name in seen or name in _RENDERED:
                 raise ClusterConfigError(
-                    f"env: expected each variable once, and none that the manifest sets, received "
-                    f"{name}"
+                    f"--env: expected each variable once, and none that the manifest sets, "
+                    f"received {name}"
                 )
-            checks.text(f"env {name}", value)
+            checks.text(f"--env {name}", value)
             seen[name] = value
         for volume in self.volumes:
             if self.read_only_root and volume.path == SCRATCH and volume.read_only:
                 raise ClusterConfigError(
-                    f"volume: expected {SCRATCH} to be writable, since read_only_root leaves no "
-                    f"other place for temporary files, received {volume.claim} there, read-only"
+                    f"--volume: expected {SCRATCH} to be writable, since --read-only-root leaves "
+                    f"no other place for temporary files, received {volume.claim} there, read-only"
                 )
         if self.checkpoint_dir is None:
             return
-        checks.path("checkpoint_dir", self.checkpoint_dir)
+        checks.path("--checkpoint-dir", self.checkpoint_dir)
         if not any(
             not volume.read_only and f"{self.checkpoint_dir}/".startswith(f"{volume.path}/")
             for volume in self.volumes
         ):
             raise ClusterConfigError(
-                f"checkpoint_dir: expected a path in a volume that can be written, received "
+                f"--checkpoint-dir: expected a path in a volume that can be written, received "
                 f"{self.checkpoint_dir} and volumes at {paths}: files saved elsewhere are lost "
                 "with their pod"
             )
@@ -256,59 +276,98 @@ class JobOptions:
         for name in ("kueue", "volcano", "priority_class"):
             value = getattr(self, name)
             if value is not None:
-                checks.match(name, value, checks.SUBDOMAIN, "a name of RFC 1123", 253)
+                checks.match(
+                    checks.option(name), value, checks.SUBDOMAIN, checks.SUBDOMAIN_WORDS, 253
+                )
         if self.kueue is not None and self.volcano is not None:
-            raise ClusterConfigError("expected one of kueue and volcano, received both")
+            raise ClusterConfigError("expected one of --kueue and --volcano, received both")
         if self.priority is not None and self.priority_class is not None:
-            raise ClusterConfigError("expected one of priority and priority_class, received both")
+            raise ClusterConfigError(
+                "expected one of --priority and --priority-class, received both"
+            )
         if self.priority is not None and abs(self.priority) > _MAX_PRIORITY:
             raise ClusterConfigError(
-                f"priority: expected -{_MAX_PRIORITY} to {_MAX_PRIORITY}, received {self.priority}"
+                f"--priority: expected -{_MAX_PRIORITY} to {_MAX_PRIORITY}, "
+                f"received {self.priority}"
             )
 
     def _check_network(self) -> None:
         for name in ("no_egress", "metrics_namespace"):
             if getattr(self, name) and not self.network_policy:
-                raise ClusterConfigError(f"{name}: expected network_policy with it, received none")
+                raise ClusterConfigError(
+                    f"{checks.option(name)}: expected --network-policy with it, received none"
+                )
         for name in ("metrics_namespace", "pod_monitor"):
             if getattr(self, name) and self.metrics_port is None:
                 raise ClusterConfigError(
-                    f"{name}: expected a metrics_port, at which metrics are read, received none"
+                    f"{checks.option(name)}: expected --metrics-port P, at which metrics are read, "
+                    "received none"
                 )
         if self.metrics_namespace is not None:
             checks.match(
-                "metrics_namespace", self.metrics_namespace, checks.LABEL, "a name of RFC 1123", 63
+                "--metrics-namespace",
+                self.metrics_namespace,
+                checks.LABEL,
+                checks.LABEL_WORDS,
+                63,
+            )
+
+    def _check_tls(self) -> None:
+        if self.tls_issuer is None:
+            return
+        checks.match(
+            "--tls-issuer",
+            self.tls_issuer.removeprefix("ClusterIssuer/"),
+            checks.SUBDOMAIN,
+            f"NAME or ClusterIssuer/NAME: {checks.SUBDOMAIN_WORDS}",
+            253,
+        )
+        if self.engine is Engine.TFJOB:
+            raise ClusterConfigError(
+                "--tls-issuer: expected an engine whose pods have names that are known beforehand, "
+                "received tfjob: encrypt by the secret, with --tls"
+            )
+        paths = [volume.path for volume in self.volumes]
+        if TLS_PATH in paths:
+            raise ClusterConfigError(
+                f"--volume: expected another path than {TLS_PATH}, where the certificates are"
             )
 
     def _check_engine(self) -> None:
+        if self.predicts and (self.engine is not Engine.JOB or self.ps or self.evaluator):
+            raise ClusterConfigError(
+                "--predict: expected --engine job and workers alone, received "
+                f"--engine {self.engine.value} with {self.ps} parameter servers"
+                f"{' and an evaluator' if self.evaluator else ''}"
+            )
         if self.engine is Engine.TFJOB and self.elastic is not None:
             raise ClusterConfigError(
-                "engine tfjob: expected a fixed number of workers, received MIN:MAX: a TFJob that "
-                "may grow describes its cluster in a form that TensorFlow 2 cannot read; use job "
-                "or jobset"
+                "--engine tfjob: expected a fixed number of workers, received MIN:MAX: a TFJob "
+                "that may grow describes its cluster in a form that TensorFlow 2 cannot read; use "
+                "job or jobset"
             )
         if self.engine is Engine.STATEFULSET:
             if self.elastic is None:
                 raise ClusterConfigError(
-                    f"engine statefulset: expected an elastic job, workers MIN:MAX, received "
+                    f"--engine statefulset: expected an elastic job, --workers MIN:MAX, received "
                     f"{self.workers}: use job or jobset for a fixed number"
                 )
             if self.evaluator:
                 raise ClusterConfigError(
-                    "engine statefulset: expected no evaluator, received one: it would be started "
-                    "again after each end"
+                    "--engine statefulset: expected no --evaluator, received one: it would be "
+                    "started again after each end"
                 )
         if self.tasks_per_worker is None:
             return
-        checks.number("tasks_per_worker", self.tasks_per_worker, 1)
+        checks.number("--autoscale", self.tasks_per_worker, 1)
         if self.engine is not Engine.STATEFULSET:
             raise ClusterConfigError(
-                f"autoscale: expected engine statefulset, received {self.engine.value}, whose "
+                f"--autoscale: expected --engine statefulset, received {self.engine.value}, whose "
                 "kind has no scale subresource for an autoscaler to set"
             )
         if self.metrics_port is None:
             raise ClusterConfigError(
-                "autoscale: expected a metrics_port, from which Prometheus reads the number of "
+                "--autoscale: expected --metrics-port P, from which Prometheus reads the number of "
                 "waiting tasks, received none"
             )
 
@@ -329,6 +388,10 @@ _RENDERED = frozenset(
         "TFDIST_SECRET",
         "TFDIST_SECRET_FILE",
         "TFDIST_SERVICE",
+        "TFDIST_TLS",
+        "TFDIST_TLS_CA",
+        "TFDIST_TLS_CERT",
+        "TFDIST_TLS_KEY",
         "TFDIST_WORKERS",
         "TF_CONFIG",
     }

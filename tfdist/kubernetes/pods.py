@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tfdist.config.environments.kubernetes import PORT
-from tfdist.kubernetes.names import METRICS, Object, labels
-from tfdist.kubernetes.options import SCRATCH, Engine, JobOptions
+from tfdist.kubernetes.names import METRICS, Object, labels, tls_name
+from tfdist.kubernetes.options import SCRATCH, TLS_PATH, Engine, JobOptions
 from tfdist.kubernetes.variables import environment, literal
 
 # The container that Kubeflow's TrainJob, and TFJob, put their own values into.
@@ -12,6 +12,7 @@ _CONTAINERS = {(Engine.TRAINJOB, "worker"): "node"}
 _TFJOB_CONTAINER = "tensorflow"
 _TFJOB_PORT = "tfjob-port"
 _SCRATCH_VOLUME = "scratch"
+_TLS_VOLUME = "tls"
 # The resource of NVIDIA's device plugin.
 _GPU = "nvidia.com/gpu"
 
@@ -57,6 +58,10 @@ def template(job: JobOptions, role: str) -> Object:
     ]
     if _has_scratch(job):
         volumes.append({"name": _SCRATCH_VOLUME, "emptyDir": {}})
+    if job.tls_issuer is not None:
+        # Readable by the group of the containers.
+        secret: Object = {"secretName": tls_name(job), "defaultMode": 0o440}
+        volumes.append({"name": _TLS_VOLUME, "secret": secret})
     if volumes:
         spec["volumes"] = volumes
     return {"metadata": meta, "spec": spec}
@@ -91,6 +96,8 @@ def container(job: JobOptions, role: str) -> Object:
     ]
     if _has_scratch(job):
         mounts.append({"name": _SCRATCH_VOLUME, "mountPath": SCRATCH})
+    if job.tls_issuer is not None:
+        mounts.append({"name": _TLS_VOLUME, "mountPath": TLS_PATH, "readOnly": True})
     if mounts:
         fields["volumeMounts"] = mounts
     return fields
@@ -107,6 +114,8 @@ def _annotations(job: JobOptions) -> dict[str, str]:
             "prometheus.io/port": str(job.metrics_port),
             "prometheus.io/path": "/metrics",
         }
+        if job.tls or job.tls_issuer is not None:
+            annotations["prometheus.io/scheme"] = "https"
     return annotations
 
 

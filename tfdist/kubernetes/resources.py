@@ -17,19 +17,24 @@ class Resources:
     Args:
       cpu: processors, such as "4" or "500m"; None leaves it to the namespace.
       memory: bytes, such as "8Gi"; None likewise.
-
-    Raises:
-      ClusterConfigError: a value is no quantity of Kubernetes.
     """
 
     cpu: str | None = None
     memory: str | None = None
 
-    def __post_init__(self) -> None:
+    def check(self, options: str) -> None:
+        """Checks that the values are quantities of Kubernetes.
+
+        Args:
+          options: the beginning of the options that they come from, such as "--ps-".
+
+        Raises:
+          ClusterConfigError: one is not.
+        """
         if self.cpu is not None:
-            checks.match("cpu", self.cpu, _CPU, "processors such as 4 or 500m")
+            checks.match(f"{options}cpu", self.cpu, _CPU, "processors such as 4 or 500m")
         if self.memory is not None:
-            checks.match("memory", self.memory, _MEMORY, "bytes such as 512Mi or 8Gi")
+            checks.match(f"{options}memory", self.memory, _MEMORY, "bytes such as 512Mi or 8Gi")
 
 
 # Of a parameter server, unless others are given. A pod without requests is the first to be evicted,

@@ -10,8 +10,8 @@ import json
 
 from tfdist.config.environments.kubernetes import PORT
 from tfdist.kubernetes import server_memory
-from tfdist.kubernetes.names import Object, secret_name, set_name
-from tfdist.kubernetes.options import SCRATCH, Engine, JobOptions
+from tfdist.kubernetes.names import Object, host_name, secret_name
+from tfdist.kubernetes.options import SCRATCH, TLS_PATH, Engine, JobOptions
 
 # The sizes of the thread pools of TensorFlow, which else follow from the CPUs of the whole node.
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
@@ -39,6 +39,12 @@ def environment(job: JobOptions, role: str) -> list[Object]:
             "valueFrom": {"secretKeyRef": {"name": secret_name(job), "key": "secret"}},
         }
     )
+    if job.tls_issuer is not None:
+        # The names of the files in a secret of cert-manager.
+        for name, file in (("CERT", "tls.crt"), ("KEY", "tls.key"), ("CA", "ca.crt")):
+            variables.append(_set(f"TFDIST_TLS_{name}", f"{TLS_PATH}/{file}"))
+    elif job.tls:
+        variables.append(_set("TFDIST_TLS", "secret"))
     if job.checkpoint_dir is not None:
         variables.append(_set("TFDIST_CHECKPOINT_DIR", job.checkpoint_dir))
     if job.metrics_port is not None:
@@ -87,7 +93,7 @@ def _evaluators_cluster(job: JobOptions) -> str:
 
 
 def _address(job: JobOptions, role: str, index: int) -> str:
-    return f"{set_name(job, role)}-{index}.{job.name}:{PORT}"
+    return f"{host_name(job, role, index)}:{PORT}"
 
 
 def _cpus(name: str) -> Object:

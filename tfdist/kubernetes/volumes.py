@@ -8,6 +8,8 @@ from tfdist.config.validation import show
 from tfdist.errors import ClusterConfigError
 from tfdist.kubernetes import checks
 
+_CLAIM_WORDS = f"a claim, {checks.SUBDOMAIN_WORDS}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Volume:
@@ -31,8 +33,8 @@ class Volume:
     read_only: bool = False
 
     def __post_init__(self) -> None:
-        checks.match("volume", self.claim, checks.SUBDOMAIN, "the name of a claim (RFC 1123)", 253)
-        checks.path("volume", self.path)
+        checks.match("--volume", self.claim, checks.SUBDOMAIN, _CLAIM_WORDS, 253)
+        checks.path("--volume", self.path)
 
     @classmethod
     def from_text(cls, text: str) -> Volume:
@@ -44,6 +46,6 @@ class Volume:
         parts = text.split(":")
         if len(parts) not in (2, 3) or (len(parts) == 3 and parts[2] != "ro"):
             raise ClusterConfigError(
-                f"volume: expected CLAIM:PATH or CLAIM:PATH:ro, received {show(text)}"
+                f"--volume: expected CLAIM:PATH or CLAIM:PATH:ro, received {show(text)}"
             )
         return cls(parts[0], parts[1], len(parts) == 3)

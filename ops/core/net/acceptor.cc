@@ -3,9 +3,18 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/net/tls/credentials.h"
+#include "core/net/tls/refusal_log.h"
+#include "core/net/tls/tls_transport.h"
+#include "core/net/transport.h"
 
 namespace tfdist {
 namespace {
@@ -17,6 +26,26 @@ constexpr auto kPause = std::chrono::seconds(1);
 
 void Add(EventLoop* loop, const Fd& fd, uint64_t tag) {
   if (fd.valid()) loop->Add(fd.get(), tag, EPOLLIN);
+}
+
+bool WouldBlock() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+// A fatal alert, protocol_version, as OpenSSL understands it before a handshake.
+constexpr char kRefusingAlert[] = {kTlsAlert, 3, 3, 0, 2, 2, 70};
+
+// Sends few bytes, for which a new socket has room.
+bool Answer(const PeerSocket& socket, const std::string& bytes) {
+  return send(socket.fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(bytes.size());
+}
+
+// Before the connection is closed. Unread bytes would make the kernel reset it, and the peer might
+// not see the answer.
+void Refuse(const PeerSocket& socket, const std::string& answer) {
+  if (!Answer(socket, answer)) return;
+  shutdown(socket.fd.get(), SHUT_WR);
+  std::array<char, 4096> unread;
+  [[maybe_unused]] const ssize_t drained = recv(socket.fd.get(), unread.data(), unread.size(), 0);
 }
 
 void Remove(EventLoop* loop, const Fd& fd) {
@@ -71,9 +100,11 @@ void Acceptor::AcceptSome(const Fd& listener) {
 }
 
 void Acceptor::OnPending(Position pending) {
-  bool whole = false;
-  if (!Receive(&*pending, &whole)) return Reject(pending);
-  if (!whole) return;
+  bool ready = pending->begun;
+  if (!ready && !Begin(&*pending, &ready)) return Reject(pending);
+  if (ready && !CompleteHandshake(&*pending, &ready)) return Reject(pending);
+  if (ready && !Receive(&*pending, &ready)) return Reject(pending);
+  if (!ready) return;
   pending->received = 0;
   if (!pending->challenged) {
     if (!SendChallenge(&*pending)) Reject(pending);
@@ -87,18 +118,64 @@ void Acceptor::OnPending(Position pending) {
   authorized_(rank, std::move(socket));
 }
 
-bool Acceptor::Receive(PendingConnection* pending, bool* whole) {
+// Tells by the first byte whether the peer encrypts, before anything is spent on it.
+bool Acceptor::Begin(PendingConnection* pending, bool* ready) {
+  PeerSocket& socket = pending->socket;
+  pending->begun = *ready = true;
+  if (socket.process != nullptr) return true;
+  char first = 0;
+  const ssize_t peeked = recv(socket.fd.get(), &first, 1, MSG_PEEK);
+  if (peeked < 0 && WouldBlock()) {
+    pending->begun = *ready = false;
+    return true;
+  }
+  if (peeked <= 0) return false;
+  auto credentials = CurrentTlsCredentials();
+  if (credentials == nullptr && first == kTlsHandshake) {
+    NoteRefusal(*pending, "TLS: the other side uses TLS, and this side is plain");
+    Refuse(socket, EncodeFrame(FrameType::kChallenge, ""));
+    return false;
+  }
+  if (credentials == nullptr) return true;
+  if (first != kTlsHandshake) {
+    NoteRefusal(*pending, BeginsFrame({&first, 1})
+                              ? "TLS: the other side is plain, and this side requires TLS"
+                              : "TLS: no handshake, but other data");
+    Refuse(socket, std::string(kRefusingAlert, sizeof(kRefusingAlert)));
+    return false;
+  }
+  return TlsTransport::Accept(socket.fd.get(), std::move(credentials), &socket.tls).ok();
+}
+
+bool Acceptor::CompleteHandshake(PendingConnection* pending, bool* ready) {
+  const PeerSocket& socket = pending->socket;
+  if (socket.tls == nullptr || socket.tls->connected()) return true;
+  if (const Status s = socket.tls->Handshake(); !s.ok()) {
+    NoteRefusal(*pending, s.message());
+    return false;
+  }
+  *ready = socket.tls->connected();
+  return !socket.tls->has_output();  // a new socket has room
+}
+
+bool Acceptor::Receive(PendingConnection* pending, bool* ready) {
   const FrameType type = pending->challenged ? FrameType::kProof : FrameType::kHello;
   const size_t length = pending->challenged ? kProofBytes : kHelloBytes;
   // At most one frame: bytes after the PROOF belong to the owner of the connection.
-  const ssize_t read = recv(pending->socket.fd.get(), pending->bytes.data() + pending->received,
-                            kFrameHeaderBytes + length - pending->received, 0);
-  if (read < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
-  if (read <= 0) return false;
-  pending->received += static_cast<size_t>(read);
+  const std::vector<iovec> rest = {
+      {pending->bytes.data() + pending->received, kFrameHeaderBytes + length - pending->received}};
+  size_t read = 0;
+  const PeerSocket& socket = pending->socket;
+  const Status status = socket.tls != nullptr ? socket.tls->Read(rest, &read)
+                                              : PlainTransport(socket.fd.get()).Read(rest, &read);
+  if (!status.ok()) {
+    if (socket.tls != nullptr) NoteRefusal(*pending, status.message());
+    return false;
+  }
+  pending->received += read;
+  *ready = pending->received == kFrameHeaderBytes + length;
   if (pending->received < kFrameHeaderBytes) return true;
   FrameHeader header;
-  *whole = pending->received == kFrameHeaderBytes + length;
   return Decode(pending->bytes.data(), LimitsOfConnection, &header).ok() && header.Is(type) &&
          header.meta_bytes == length;
 }
@@ -111,8 +188,10 @@ bool Acceptor::SendChallenge(PendingConnection* pending) {
   }
   pending->challenged = true;
   const std::string challenge = EncodeFrame(FrameType::kChallenge, payload);
-  return send(pending->socket.fd.get(), challenge.data(), challenge.size(), MSG_NOSIGNAL) ==
-         static_cast<ssize_t>(challenge.size());
+  const PeerSocket& socket = pending->socket;
+  if (socket.tls == nullptr) return Answer(socket, challenge);
+  const std::vector<iovec> pieces = {{const_cast<char*>(challenge.data()), challenge.size()}};
+  return socket.tls->Write(pieces) == challenge.size() && !socket.tls->has_output();
 }
 
 bool Acceptor::IsForUs(const PendingConnection& pending) const {
@@ -123,6 +202,18 @@ bool Acceptor::IsForUs(const PendingConnection& pending) const {
 
 std::string_view Acceptor::PayloadOf(const PendingConnection& pending, size_t length) {
   return {pending.bytes.data() + kFrameHeaderBytes, length};
+}
+
+void Acceptor::NoteRefusal(const PendingConnection& pending, const std::string& why) {
+  const std::string peer = PeerName(pending.socket.fd);
+  ProcessRefusals().Note(peer, listener_.port(), why, Clock::now());
+  const std::lock_guard<std::mutex> lock(refusal_mutex_);
+  last_refusal_ = StrCat(peer, ": ", why);
+}
+
+std::string Acceptor::last_refusal() const {
+  const std::lock_guard<std::mutex> lock(refusal_mutex_);
+  return last_refusal_;
 }
 
 void Acceptor::Reject(Position pending) {

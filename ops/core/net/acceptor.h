@@ -1,4 +1,5 @@
-// Accepts connections whose peers prove that they know the key (authenticate.h).
+// Accepts connections whose peers prove that they know the key (authenticate.h); within TLS, if
+// this process has credentials for it when the connection begins.
 //
 // Every other connection (a scanner, a worker of an earlier generation, random bytes) is closed and
 // counted. Before its proof a connection costs one small buffer for a few seconds at most, and the
@@ -12,6 +13,8 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <mutex>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -43,6 +46,8 @@ class Acceptor {
   void CheckTime(TimePoint now);
   TimePoint NextDeadline() const;
   uint64_t rejected() const { return rejected_.load(std::memory_order_relaxed); }
+  // The peer that was refused last because of TLS, and why; empty if none was. Any thread.
+  std::string last_refusal() const;
 
   static constexpr uint64_t kFirstTag = uint64_t{1} << 40;
 
@@ -55,6 +60,7 @@ class Acceptor {
     TimePoint deadline;
     std::array<char, kFrameHeaderBytes + std::max(kHelloBytes, kProofBytes)> bytes;
     size_t received = 0;
+    bool begun = false;  // whether it is known if the connection is encrypted
     bool challenged = false;
     AcceptorHandshake handshake;
   };
@@ -62,15 +68,19 @@ class Acceptor {
 
   void AcceptSome(const Fd& listener);
   void OnPending(Position pending);
-  // Reads up to one frame of the expected type and size; sets *whole when it is complete. False if
-  // the connection failed or the frame is malformed.
-  bool Receive(PendingConnection* pending, bool* whole);
+  // After these, false if the connection failed. `ready`: the next step may follow at once, else
+  // more has to come.
+  bool Begin(PendingConnection* pending, bool* ready);
+  bool CompleteHandshake(PendingConnection* pending, bool* ready);
+  // Reads up to one frame of the expected type and size. False also if the frame is malformed.
+  bool Receive(PendingConnection* pending, bool* ready);
   bool SendChallenge(PendingConnection* pending);
   bool IsForUs(const PendingConnection& pending) const;
   static std::string_view PayloadOf(const PendingConnection& pending, size_t length);
   void Watch();
   void Pause();
   void Reject(Position pending);
+  void NoteRefusal(const PendingConnection& pending, const std::string& why);
 
   Listener listener_;
   EventLoop* loop_ = nullptr;
@@ -83,6 +93,8 @@ class Acceptor {
   std::list<PendingConnection> pending_;       // oldest first
   TimePoint paused_until_ = TimePoint::max();  // set when descriptors have run out
   std::atomic<uint64_t> rejected_{0};
+  mutable std::mutex refusal_mutex_;
+  std::string last_refusal_;  // guarded by refusal_mutex_
 };
 
 }  // namespace tfdist

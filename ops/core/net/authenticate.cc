@@ -20,6 +20,11 @@ Digest Proof(const char* side, const Key& key, const Hello& hello, const Nonce& 
   return HmacSha256({reinterpret_cast<const char*>(key.data()), key.size()}, message);
 }
 
+Status PlainToTls() {
+  return Status(StatusCode::kUnavailable,
+                "TLS: this side is plain, and the other side requires TLS");
+}
+
 }  // namespace
 
 std::string Encode(const Hello& hello) { return EncodeFields(hello); }
@@ -69,9 +74,11 @@ bool AcceptorHandshake::Verify(std::string_view proof) const {
 Status Authenticate(const PeerSocket& socket, const Key& key, Hello hello, TimePoint deadline) {
   hello.nonce = NewNonce();
   const std::string greeting = EncodeFrame(FrameType::kHello, Encode(hello));
-  if (Status s = SendAll(socket.fd, greeting.data(), greeting.size(), deadline); !s.ok()) return s;
-  std::array<char, kFrameHeaderBytes + kChallengeBytes> bytes;
-  if (Status s = ReceiveAll(socket.fd, bytes.data(), bytes.size(), deadline); !s.ok()) return s;
+  if (Status s = SendAll(socket, greeting.data(), greeting.size(), deadline); !s.ok()) return s;
+  std::array<char, kFrameHeaderBytes + kChallengeBytes> bytes{};
+  if (Status s = ReceiveAll(socket, bytes.data(), bytes.size(), deadline); !s.ok()) {
+    return socket.tls == nullptr && bytes[0] == kTlsAlert ? PlainToTls() : s;
+  }
   FrameHeader header;
   if (Status s = Decode(bytes.data(), LimitsOfConnection, &header); !s.ok()) return s;
   if (!header.Is(FrameType::kChallenge) || header.meta_bytes != kChallengeBytes) {
@@ -88,7 +95,7 @@ Status Authenticate(const PeerSocket& socket, const Key& key, Hello hello, TimeP
   const Digest proof = DiallerProof(key, hello, challenge.nonce);
   const std::string answer =
       EncodeFrame(FrameType::kProof, std::string(proof.begin(), proof.end()));
-  return SendAll(socket.fd, answer.data(), answer.size(), deadline);
+  return SendAll(socket, answer.data(), answer.size(), deadline);
 }
 
 }  // namespace tfdist

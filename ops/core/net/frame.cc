@@ -23,6 +23,10 @@ bool LimitsOfConnection(uint8_t type, FrameLimits* limits) {
   return true;
 }
 
+bool BeginsFrame(std::string_view bytes) {
+  return !bytes.empty() && static_cast<uint8_t>(bytes[0]) == (kMagic & 0xff);
+}
+
 FrameHeaderBytes Encode(const FrameHeader& header) {
   const std::string bytes = Writer()
                                 .Put(kMagic)

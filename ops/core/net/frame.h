@@ -64,6 +64,9 @@ using LimitsOf = bool (*)(uint8_t type, FrameLimits* limits);
 // Of the types above.
 bool LimitsOfConnection(uint8_t type, FrameLimits* limits);
 
+// Whether `bytes` begin as frames do, and as no TLS record does.
+bool BeginsFrame(std::string_view bytes);
+
 using FrameHeaderBytes = std::array<char, kFrameHeaderBytes>;
 
 FrameHeaderBytes Encode(const FrameHeader& header);

@@ -22,7 +22,10 @@ Status Unexpected(const char* what) {
   return Status(StatusCode::kInternal, StrCat("an unexpected ", what, " frame"));
 }
 
-Status EndOfStream() { return Status(StatusCode::kUnavailable, "the connection was closed"); }
+std::unique_ptr<Transport> TransportOf(PeerSocket* socket) {
+  if (socket->tls != nullptr) return std::move(socket->tls);
+  return std::make_unique<PlainTransport>(socket->fd.get());
+}
 
 uint64_t BytesOf(const std::vector<iovec>& pieces) {
   const auto add = [](uint64_t sum, const iovec& piece) { return sum + piece.iov_len; };
@@ -40,6 +43,7 @@ Status Decode(std::string_view bytes, const char* what, Sharing* sharing) {
 MessageStream::MessageStream(PeerSocket socket, const StreamOptions& options)
     : options_(options),
       process_(std::move(socket.process)),
+      transport_(TransportOf(&socket)),
       socket_(std::move(socket.fd)),
       buffer_(options.buffer_bytes) {}
 
@@ -154,12 +158,10 @@ size_t MessageStream::Waiting(uint8_t type) const {
 void MessageStream::Flush(StreamHandler& handler) {
   while (!outgoing_.empty() && !blocked_) {
     const size_t written = Write();
-    if (written == 0) {
-      blocked_ = true;
-      return;
-    }
+    blocked_ = written == 0;
     Advance(written, handler);
   }
+  if (!transport_->Flush()) blocked_ = true;
 }
 
 // As much as there is room for, of as many frames as go into one call.
@@ -189,14 +191,7 @@ size_t MessageStream::Write() {
     if (channel_->ReaderSleeps(urgent || written < gathered)) Notify();
     return written;
   }
-  msghdr message{};
-  message.msg_iov = batch_.data();
-  message.msg_iovlen = batch_.size();
-  ssize_t written;
-  do {
-    written = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
-  } while (written < 0 && errno == EINTR);
-  return written < 0 ? 0 : static_cast<size_t>(written);
+  return transport_->Write(batch_);
 }
 
 void MessageStream::Advance(size_t bytes, StreamHandler& handler) {
@@ -239,7 +234,8 @@ Status MessageStream::Receive(StreamHandler& handler, bool* any) {
   if (blocked_ && out_shared_ && channel_->Room() > 0) blocked_ = false;
   // First the input that was left because there was too much to send.
   if (Status s = Consume(handler); !s.ok()) return s;
-  for (size_t budget = options_.receive_budget; budget > 0 && wants_input();) {
+  for (size_t budget = options_.receive_budget;
+       wants_input() && (budget > 0 || transport_->has_input());) {
     if (begin_ > 0) {
       std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
       end_ -= begin_;
@@ -281,16 +277,7 @@ Status MessageStream::Read(size_t* received) {
     *received = static_cast<size_t>(read);
     return Status();
   }
-  ssize_t read;
-  do {
-    read = readv(socket_.get(), batch_.data(), static_cast<int>(batch_.size()));
-  } while (read < 0 && errno == EINTR);
-  if (read == 0) return EndOfStream();
-  if (read < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
-    return Status(StatusCode::kUnavailable, StrCat("cannot receive: ", std::strerror(errno)));
-  }
-  *received = read < 0 ? 0 : static_cast<size_t>(read);
-  return Status();
+  return transport_->Read(batch_, received);
 }
 
 // Handles every frame of the buffer whose meta is whole.
@@ -545,6 +532,7 @@ void MessageStream::ReadNotifications() {
 }
 
 bool MessageStream::Sleep(bool deep_sleep) {
+  if (transport_->has_input() && wants_input()) return false;
   if (!in_shared_ || (sleeps_ && deep_sleep_ == deep_sleep)) return true;
   deep_sleep_ = deep_sleep;
   sleeps_ = channel_->Sleep(deep_sleep);

@@ -39,6 +39,7 @@
 #include "core/net/peer_memory.h"
 #include "core/net/shared_channel.h"
 #include "core/net/socket.h"
+#include "core/net/transport.h"
 
 namespace tfdist {
 
@@ -104,13 +105,13 @@ class MessageStream {
   // Whether EPOLLOUT unblocks it; else a byte on the socket does.
   bool writes_socket() const { return !out_shared_; }
   bool shares_memory() const { return in_shared_; }
-  bool idle() const { return outgoing_.empty(); }
+  bool idle() const { return outgoing_.empty() && !transport_->has_output(); }
   // Whether a payload is queued, and neither sent nor copied by the peer.
   bool has_payloads() const;
   // Frames of this type that wait to be sent.
   size_t Waiting(uint8_t type) const;
-  // Whether a frame waits in the buffer, because there was too much to send.
-  bool stalled() const { return stalled_; }
+  // Whether received input waits, because there was too much to send.
+  bool stalled() const { return stalled_ || transport_->has_input(); }
   bool wants_input() const {
     return outgoing_.size() < options_.max_outgoing && outgoing_bytes_ < options_.max_waiting_bytes;
   }
@@ -197,6 +198,7 @@ class MessageStream {
 
   const StreamOptions options_;
   const std::shared_ptr<const PeerProcess> process_;  // of a unix socket
+  const std::unique_ptr<Transport> transport_;        // over the socket
   Fd socket_;
 
   std::deque<Outgoing> outgoing_;

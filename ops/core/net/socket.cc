@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 namespace tfdist {
 namespace {
@@ -55,15 +56,17 @@ bool WaitFor(int fd, short events, TimePoint deadline) {
   }
 }
 
+Status DeadlinePassed(const char* call) {
+  return Status(StatusCode::kDeadlineExceeded, StrCat(call, ": deadline passed"));
+}
+
 // After a failed call: waits until it may be retried and returns OK, else the reason for giving up.
 Status Retry(const Fd& socket, short events, TimePoint deadline, const char* call) {
   if (errno == EINTR) return Status();
   if (errno != EAGAIN && errno != EWOULDBLOCK) return ErrnoStatus(StatusCode::kUnavailable, call);
   if (WaitFor(socket.get(), events, deadline)) return Status();
-  return Status(StatusCode::kDeadlineExceeded, StrCat(call, ": deadline passed"));
+  return DeadlinePassed(call);
 }
-
-Status Closed() { return Status(StatusCode::kUnavailable, "the connection was closed"); }
 
 // A message of one byte with space for a descriptor beside it (unix(7)).
 struct ByteWithDescriptor {
@@ -79,20 +82,6 @@ struct ByteWithDescriptor {
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
 };
-
-Status SplitAddress(const std::string& address, std::string* host, std::string* port) {
-  const size_t colon = address.rfind(':');
-  if (colon == std::string::npos || colon + 1 == address.size()) {
-    return Status(StatusCode::kInvalidArgument,
-                  StrCat("expected an address host:port, received '", address, "'"));
-  }
-  *host = address.substr(0, colon);
-  *port = address.substr(colon + 1);
-  if (host->size() > 2 && host->front() == '[' && host->back() == ']') {
-    *host = host->substr(1, host->size() - 2);
-  }
-  return Status();
-}
 
 Status Resolve(const std::string& host, const std::string& port, int flags, Addresses* found) {
   addrinfo hints{};
@@ -165,7 +154,7 @@ bool DialLocal(const addrinfo& target, PeerSocket* out) {
     const socklen_t size = LocalName(interface, PortOf(target.ai_addr), &name);
     if (!fd.valid() || connect(fd.get(), reinterpret_cast<sockaddr*>(&name), size) != 0) continue;
     if (auto process = PeerProcess::Of(fd)) {
-      *out = {std::move(fd), std::move(process)};
+      *out = {std::move(fd), std::move(process), nullptr};
       return true;
     }
   }
@@ -187,7 +176,7 @@ Status DialTcp(const addrinfo& target, TimePoint deadline, PeerSocket* out) {
     if (error != 0) return ErrnoStatus(StatusCode::kUnavailable, "connect");
   }
   ConfigureTcp(fd.get());
-  *out = {std::move(fd), nullptr};
+  *out = {std::move(fd), nullptr, nullptr};
   return Status();
 }
 
@@ -198,6 +187,33 @@ Status EveryInterface(int port, Addresses* found) {
 }
 
 }  // namespace
+
+Status SplitAddress(const std::string& address, std::string* host, std::string* port) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || colon + 1 == address.size()) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("expected an address host:port, received '", address, "'"));
+  }
+  *host = address.substr(0, colon);
+  *port = address.substr(colon + 1);
+  if (host->size() > 2 && host->front() == '[' && host->back() == ']') {
+    *host = host->substr(1, host->size() - 2);
+  }
+  return Status();
+}
+
+std::string PeerName(const Fd& socket) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof(peer);
+  auto* const address = reinterpret_cast<sockaddr*>(&peer);
+  const bool known = getpeername(socket.get(), address, &size) == 0;
+  if (!known) return "an unknown peer";
+  if (peer.ss_family == AF_UNIX) return "a process of this host";
+  std::string host = NumericHost(address, size);
+  const std::string mapped = "::ffff:";  // IPv4, at a listener for both
+  if (host.compare(0, mapped.size(), mapped) == 0) host.erase(0, mapped.size());
+  return StrCat(host, ":", PortOf(address));
+}
 
 Status Listener::Listen(const std::string& interface, int port, bool local, Listener* out) {
   Addresses found(nullptr, freeaddrinfo);
@@ -282,7 +298,7 @@ Status SendAll(const Fd& socket, const char* data, size_t size, TimePoint deadli
 Status ReceiveAll(const Fd& socket, char* data, size_t size, TimePoint deadline) {
   while (size > 0) {
     const ssize_t received = recv(socket.get(), data, size, 0);
-    if (received == 0) return Closed();
+    if (received == 0) return EndOfStream();
     if (received < 0) {
       if (Status s = Retry(socket, POLLIN, deadline, "receive"); !s.ok()) return s;
       continue;
@@ -291,6 +307,50 @@ Status ReceiveAll(const Fd& socket, char* data, size_t size, TimePoint deadline)
     size -= static_cast<size_t>(received);
   }
   return Status();
+}
+
+Status SendAll(const PeerSocket& socket, const char* data, size_t size, TimePoint deadline) {
+  if (socket.tls == nullptr) return SendAll(socket.fd, data, size, deadline);
+  std::vector<iovec> rest = {{const_cast<char*>(data), size}};
+  while (rest[0].iov_len > 0 || socket.tls->has_output()) {
+    const size_t sent = rest[0].iov_len > 0 ? socket.tls->Write(rest) : 0;
+    rest[0] = {static_cast<char*>(rest[0].iov_base) + sent, rest[0].iov_len - sent};
+    if (socket.tls->Flush()) {
+      if (sent > 0 || rest[0].iov_len == 0) continue;
+      size_t none = 0;  // of bytes, but the reason
+      Status s = socket.tls->Read({}, &none);
+      return s.ok() ? EndOfStream() : s;
+    }
+    if (socket.tls->send_failed()) return EndOfStream();
+    if (!WaitFor(socket.fd.get(), POLLOUT, deadline)) return DeadlinePassed("send");
+  }
+  return Status();
+}
+
+Status ReceiveAll(const PeerSocket& socket, char* data, size_t size, TimePoint deadline) {
+  if (socket.tls == nullptr) return ReceiveAll(socket.fd, data, size, deadline);
+  while (size > 0) {
+    size_t received = 0;
+    if (Status s = socket.tls->Read({{data, size}}, &received); !s.ok()) return s;
+    data += received;
+    size -= received;
+    if (received > 0) continue;
+    if (!WaitFor(socket.fd.get(), POLLIN, deadline)) return DeadlinePassed("receive");
+  }
+  return Status();
+}
+
+Status CompleteHandshake(const PeerSocket& socket, TimePoint deadline) {
+  for (;;) {
+    if (Status s = socket.tls->Handshake(); !s.ok()) return s;
+    const bool unsent = !socket.tls->Flush();
+    if (socket.tls->connected() && !unsent) return Status();
+    if (socket.tls->send_failed()) return EndOfStream();
+    const int events = socket.tls->connected() ? POLLOUT : unsent ? POLLIN | POLLOUT : POLLIN;
+    if (!WaitFor(socket.fd.get(), static_cast<short>(events), deadline)) {
+      return DeadlinePassed("TLS handshake");
+    }
+  }
 }
 
 Status SendWithDescriptor(const Fd& socket, const std::string& bytes, int descriptor,
@@ -315,7 +375,7 @@ Status ReceiveWithDescriptor(const Fd& socket, char* data, size_t size, Fd* desc
   while ((count = recvmsg(socket.get(), &received.message, MSG_CMSG_CLOEXEC)) < 0) {
     if (Status s = Retry(socket, POLLIN, deadline, "receive"); !s.ok()) return s;
   }
-  if (count == 0) return Closed();
+  if (count == 0) return EndOfStream();
   // The kernel has closed the descriptors for which there was no space.
   const cmsghdr* const header = CMSG_FIRSTHDR(&received.message);
   if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&

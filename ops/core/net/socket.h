@@ -10,6 +10,7 @@
 #include "core/base/status.h"
 #include "core/net/fd.h"
 #include "core/net/peer_process.h"
+#include "core/net/tls/tls_transport.h"
 
 namespace tfdist {
 
@@ -22,6 +23,7 @@ inline constexpr int kPeerLostSeconds = 25;
 struct PeerSocket {
   Fd fd;
   std::shared_ptr<const PeerProcess> process;  // null for TCP
+  std::unique_ptr<TlsTransport> tls;           // null: in the clear
 };
 
 // A listening TCP port of one address or of all, and an abstract unix socket (unix(7)). The name of
@@ -43,6 +45,12 @@ class Listener {
   Fd tcp_, local_;
 };
 
+// Takes "host:port" or "[v6]:port" apart.
+Status SplitAddress(const std::string& address, std::string* host, std::string* port);
+
+// The address of the process at the other end, "10.0.0.1:4711", or "a process of this host".
+std::string PeerName(const Fd& socket);
+
 // Connects to "host:port" or "[v6]:port" before `deadline`. With `local` it prefers the unix socket
 // of a listener of the same user on this machine; else it uses TCP.
 Status Dial(const std::string& address, bool local, TimePoint deadline, PeerSocket* socket);
@@ -54,6 +62,12 @@ bool Accept(const Fd& listener, PeerSocket* socket);
 // Send or receive exactly `size` bytes over a non-blocking socket before `deadline`.
 Status SendAll(const Fd& socket, const char* data, size_t size, TimePoint deadline);
 Status ReceiveAll(const Fd& socket, char* data, size_t size, TimePoint deadline);
+
+// The same over a connection that may be encrypted.
+Status SendAll(const PeerSocket& socket, const char* data, size_t size, TimePoint deadline);
+Status ReceiveAll(const PeerSocket& socket, char* data, size_t size, TimePoint deadline);
+// Runs the handshake of `socket.tls`.
+Status CompleteHandshake(const PeerSocket& socket, TimePoint deadline);
 
 // The same over a unix socket, with a descriptor beside the first byte. If none or several are
 // received, the Fd is invalid.

@@ -26,7 +26,14 @@ from tfdist.config.cluster import Cluster
 from tfdist.control import encoding
 from tfdist.ps.config import PsConfig, fingerprint
 from tfdist.ps.epochs.messages import EPOCH
-from tfdist.ps.messages import ATTACH, CHECKPOINT, AttachRequest, CheckpointRequest
+from tfdist.ps.messages import (
+    ATTACH,
+    CHECKPOINT,
+    SNAPSHOT,
+    AttachRequest,
+    CheckpointRequest,
+    SnapshotRequest,
+)
 from tfdist.ps.stats.messages import STATS, StatsRequest
 
 FRAME_HEADER = "<IBBHIIQQQQ"
@@ -56,24 +63,41 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.long(covered_by="test_a_job_of_tfdist_run_refuses_strangers")
 def test_the_commands_of_the_page(tmp_path):
-    (block,) = re.findall(
-        r"```sh\n(.*?)```", (ROOT / "docs/operate/security.md").read_text(), re.DOTALL
-    )
+    secret, _ = blocks()
+    assert run_block(secret, tmp_path) == MET
+    assert (tmp_path / "job.secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_certificates_of_the_page(tmp_path):
+    _, certificates = blocks()
+    assert len(certificates.splitlines()) <= 12
+    assert run_block(certificates, tmp_path) == MET
+    for key in ("ca.key", "localhost.key"):
+        assert (tmp_path / key).stat().st_mode & 0o777 == 0o600
+
+
+MET = ["[worker 0] rank 0 met", "[worker 1] rank 1 met"]
+
+
+def blocks() -> list[str]:
+    """The page's commands: with a secret, and with certificates."""
+    page = (ROOT / "docs/operate/security.md").read_text()
+    return re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+
+
+def run_block(block: str, folder: Path) -> list[str]:
+    """Runs commands of the page; returns their output, sorted."""
     command = f'tfdist() {{ "{interpreter()}" -m tfdist "$@"; }}\n{block}'
     finished = subprocess.run(
         ["bash", "-euc", command],
-        cwd=tmp_path,
+        cwd=folder,
         env=environment(),
         capture_output=True,
         text=True,
         timeout=100,
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
-    assert sorted(finished.stdout.splitlines()) == [
-        "[worker 0] rank 0 met",
-        "[worker 1] rank 1 met",
-    ]
-    assert (tmp_path / "job.secret").stat().st_mode & 0o777 == 0o600
+    return sorted(finished.stdout.splitlines())
 
 
 def listening_addresses(pids: set[int]) -> set[str]:
@@ -119,6 +143,7 @@ def test_a_job_of_tfdist_run_refuses_strangers(tmp_path):
                     CHECKPOINT,
                     encoding.encode(CheckpointRequest(fingerprint(cluster), "x", 1, 1.0)),
                 ),
+                (SNAPSHOT, encoding.encode(SnapshotRequest(fingerprint(cluster), 0, 1.0))),
                 (EPOCH, b"{}"),
             ):
                 with grpc.insecure_channel(cluster.ps[0]) as channel:

@@ -21,12 +21,15 @@ from support.manifests import (
     read,
 )
 from tfdist.cli.main import main
+from tfdist.config import tls
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
+from tfdist.config.tls import Tls
 from tfdist.control.signing import metrics_token
 from tfdist.errors import ClusterConfigError
 from tfdist.kubernetes import Resources, Volume, render, secret
+from tfdist.prediction.options import FINAL_CODE
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,6 +37,7 @@ ENGINES = ("job", "jobset", "trainjob", "tfjob", "statefulset")
 ELASTIC = Elastic.from_text("2:8")
 THREADS = ["OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"]
 SECRET = "0123456789abcdef0123456789abcdef"
+GOOD_SECRET = "a8f5f167f44f4964e6c998dee827110c"
 EVERYTHING = {
     "ps": 2,
     "evaluator": True,
@@ -65,6 +69,7 @@ JOBS = {
         f"{engine}-elastic": options(engine, **EVERYTHING | {"workers": ELASTIC})
         for engine in ("job", "jobset", "trainjob")
     },
+    "job-predict": options("job", workers=ELASTIC, predicts=True, restarts=1),
     **{
         f"{engine}-protected": options(engine, **EVERYTHING | PROTECTED)
         for engine in ("job", "jobset", "trainjob", "tfjob")
@@ -73,6 +78,14 @@ JOBS = {
         "statefulset",
         **EVERYTHING | PROTECTED | {"workers": ELASTIC, "evaluator": False},
     ),
+    **{
+        f"{engine}-tls": options(engine, **EVERYTHING | {"tls": True})
+        for engine in ("job", "jobset", "trainjob", "tfjob")
+    },
+    **{
+        f"{engine}-issuer": options(engine, **EVERYTHING | {"tls_issuer": "lab"})
+        for engine in ("job", "jobset", "trainjob")
+    },
     "statefulset": options(
         "statefulset",
         **EVERYTHING | {"workers": ELASTIC, "evaluator": False, "tasks_per_worker": 10},
@@ -249,6 +262,53 @@ def test_an_autoscaler_sets_the_workers():
     assert "replicas" not in sets["train-worker-0"] and sets["train-ps-0"]["replicas"] == 2
 
 
+def test_certificates_of_the_secret():
+    job = JOBS["jobset-tls"]
+    for template in pod_templates(job).values():
+        environ = environment(template, {"TFDIST_SECRET": GOOD_SECRET})
+        assert environ["TFDIST_TLS"] == "secret"
+        assert template["metadata"]["annotations"]["prometheus.io/scheme"] == "https"
+    (monitor,) = of_kind(job, "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
+    (made,) = read(secret("train", "research", tls=True))
+    reference = endpoint["tlsConfig"]["ca"]["secret"]
+    assert reference["name"] == made["metadata"]["name"]
+    values = {key: base64.b64decode(text) for key, text in made["data"].items()}
+    assert values[reference["key"]].startswith(b"-----BEGIN CERTIFICATE")
+    assert tls.weakness(values["secret"]) == ""
+    assert "tfdist k8s secret --name train --namespace research --tls |" in render(job)
+    assert not of_kind(JOBS["jobset-fixed"], "Certificate")
+
+
+@pytest.mark.parametrize(
+    ("issuer", "kind", "name"),
+    [("lab", "Issuer", "lab"), ("ClusterIssuer/lab.example", "ClusterIssuer", "lab.example")],
+)
+def test_certificates_of_an_issuer(issuer, kind, name):
+    job = options("job", **EVERYTHING | {"workers": ELASTIC, "tls_issuer": issuer})
+    (certificate,) = of_kind(job, "Certificate")
+    spec = certificate["spec"]
+    assert (spec["issuerRef"]["kind"], spec["issuerRef"]["name"]) == (kind, name)
+    hosts = [f"train-worker-0-{index}.train" for index in range(8)]
+    assert spec["dnsNames"] == ["train", *hosts, "train-ps-0-0.train", "train-ps-0-1.train"]
+    for template in pod_templates(job).values():
+        found = Settings.from_environment(environment(template, {"TFDIST_SECRET": SECRET})).tls
+        (mount,) = [
+            m for m in template["spec"]["containers"][0]["volumeMounts"] if m["name"] == "tls"
+        ]
+        files = ("tls.crt", "tls.key", "ca.crt")
+        assert found == Tls(*(f"{mount['mountPath']}/{file}" for file in files))
+        (volume,) = [v["secret"] for v in template["spec"]["volumes"] if v["name"] == "tls"]
+        assert volume == {"secretName": spec["secretName"], "defaultMode": 0o440}
+    (monitor,) = of_kind(job, "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["tlsConfig"] == {
+        "ca": {"secret": {"name": spec["secretName"], "key": "ca.crt"}},
+        "serverName": "train",
+    }
+
+
 def test_failures_and_notices():
     (job,) = of_kind(options("job", workers=4, restarts=2), "Job")
     assert job["spec"]["backoffLimit"] == 8  # each failure ends the step of all four
@@ -262,6 +322,17 @@ def test_failures_and_notices():
         assert replicated["template"]["spec"]["backoffLimit"] == 2
     ignored = worker["template"]["spec"]["podFailurePolicy"]["rules"][0]
     assert ignored["action"] == "Ignore" and ignored["onExitCodes"]["values"] == [143]
+
+
+def test_a_prediction_survives_its_workers():
+    command = ("tfdist", "predict", "--model", "/data/served")
+    (job,) = of_kind(options("job", workers=ELASTIC, command=command, predicts=True), "Job")
+    spec = job["spec"]
+    assert spec["completions"] == spec["parallelism"] == 8
+    assert spec["successPolicy"] == {"rules": [{"succeededCount": 1}]}
+    assert spec["backoffLimitPerIndex"] == 30
+    last = spec["podFailurePolicy"]["rules"][-1]
+    assert last["action"] == "FailJob" and last["onExitCodes"]["values"] == [FINAL_CODE]
 
 
 HOSTILE = [
@@ -311,60 +382,71 @@ def shape(node):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"name": "Train"}, "name: expected a name of RFC 1123"),
+        (
+            {"name": "Train"},
+            "--name: expected a name of lower-case letters a to z, digits",
+        ),
         ({"name": "a" * 41}, "at most 40 characters"),
         ({"name": "train\n"}, "name: expected"),
         ({"image": "a b"}, "image: expected an image"),
         ({"image": "$(X)"}, "image: expected an image"),
-        ({"command": ()}, "command: expected at least one word"),
-        ({"command": ("a\0",)}, "command: expected text of UTF-8 without a zero byte"),
-        ({"environment": (("A", "\udc80"),)}, "env A: expected text of UTF-8"),
-        ({"namespace": "a/b"}, "namespace: expected"),
-        ({"workers": 0}, "workers: expected a whole number, 1 or more, received 0"),
+        ({"command": ()}, "expected a program to run after --"),
+        ({"command": ("a\0",)}, "the command after --: expected text of UTF-8 without a zero byte"),
+        ({"environment": (("A", "\udc80"),)}, "--env A: expected text of UTF-8"),
+        ({"namespace": "a/b"}, "--namespace: expected"),
+        ({"workers": 0}, "--workers: expected a whole number, 1 or more, received 0"),
         ({"workers": Elastic(2)}, "received no MAX"),
         ({"parallelism": 2}, "expected an elastic job"),
         ({"workers": Elastic(2, 8, 4), "parallelism": 3}, "expected 4 to 8 pods"),
-        ({"ps": -1}, "ps: expected a whole number, 0 or more"),
-        ({"user": 0}, "user: expected a whole number, 1 or more"),
-        ({"saving": 0}, "saving: expected seconds"),
-        ({"metrics_port": 80}, "metrics_port: expected 1024 to 65535"),
+        ({"ps": -1}, "--ps: expected a whole number, 0 or more"),
+        ({"user": 0}, "--user: expected a whole number, 1 or more"),
+        ({"saving": 0}, "--saving: expected seconds"),
+        ({"metrics_port": 80}, "--metrics-port: expected 1024 to 65535"),
+        ({"tls_issuer": "Issuer/a"}, "--tls-issuer: expected NAME or ClusterIssuer/NAME"),
+        ({"tls_issuer": "a", "engine": "tfjob"}, "--tls-issuer: expected an engine whose pods"),
+        (
+            {"environment": (("TFDIST_TLS", "secret"),)},
+            "that the manifest sets, received TFDIST_TLS",
+        ),
         ({"metrics_port": 2222}, "without 2222, the port of the tasks, received 2222"),
-        ({"pod_monitor": True}, "pod_monitor: expected a metrics_port"),
-        ({"gpus": -1}, "gpus: expected a whole number, 0 or more"),
-        ({"ps": 1, "server": Resources(memory="1000M")}, "ps_memory: expected 1Gi or more"),
+        ({"pod_monitor": True}, "--pod-monitor: expected --metrics-port P"),
+        ({"gpus": -1}, "--gpus: expected a whole number, 0 or more"),
+        ({"ps": 1, "server": Resources(memory="1000M")}, "--ps-memory: expected 1Gi or more"),
         ({"checkpoint_dir": "/c"}, "expected a path in a volume that can be written"),
         (
             {"checkpoint_dir": "/c", "volumes": (Volume("c", "/c", read_only=True),)},
             "expected a path in a volume that can be written",
         ),
         ({"volumes": (Volume("a", "/c"), Volume("b", "/c"))}, "expected different paths"),
-        ({"environment": (("A=B", ""),)}, "env: expected the name of a variable"),
+        ({"environment": (("A=B", ""),)}, "--env: expected the name of a variable"),
         ({"environment": (("TFDIST_PS", "1"),)}, "none that the manifest sets"),
         ({"environment": (("A", "1"), ("A", "2"))}, "each variable once"),
-        ({"kueue": "a", "volcano": "b"}, "one of kueue and volcano"),
-        ({"priority": 1, "priority_class": "a"}, "one of priority and priority_class"),
-        ({"priority": 2_000_000_000}, "priority: expected"),
+        ({"kueue": "a", "volcano": "b"}, "one of --kueue and --volcano"),
+        ({"priority": 1, "priority_class": "a"}, "one of --priority and --priority-class"),
+        ({"priority": 2_000_000_000}, "--priority: expected"),
         ({"engine": "tfjob", "workers": ELASTIC}, "expected a fixed number of workers"),
         ({"engine": "statefulset"}, "expected an elastic job"),
         (
             {"engine": "statefulset", "workers": ELASTIC, "evaluator": True},
-            "expected no evaluator",
+            "expected no --evaluator",
         ),
-        ({"no_egress": True}, "no_egress: expected network_policy with it"),
-        ({"metrics_namespace": "a"}, "metrics_namespace: expected network_policy with it"),
-        ({"metrics_namespace": "a", "network_policy": True}, "expected a metrics_port"),
+        ({"no_egress": True}, "--no-egress: expected --network-policy with it"),
+        ({"metrics_namespace": "a"}, "--metrics-namespace: expected --network-policy with it"),
+        ({"metrics_namespace": "a", "network_policy": True}, "expected --metrics-port P"),
         (
             {"metrics_namespace": "a/b", "network_policy": True, "metrics_port": 9400},
-            "metrics_namespace: expected a name of RFC 1123",
+            "--metrics-namespace: expected a name of lower-case letters a to z, digits",
         ),
         (
             {"read_only_root": True, "volumes": (Volume("a", "/tmp", read_only=True),)},
-            "volume: expected /tmp to be writable",
+            "--volume: expected /tmp to be writable",
         ),
         ({"tasks_per_worker": 3}, "no scale subresource"),
+        ({"predicts": True}, "--predict: expected --engine job and workers alone"),
+        ({"engine": "job", "ps": 1, "predicts": True}, "with 1 parameter servers"),
         (
             {"engine": "statefulset", "workers": ELASTIC, "tasks_per_worker": 3},
-            "expected a metrics_port",
+            "expected --metrics-port P",
         ),
     ],
 )
@@ -375,14 +457,15 @@ def test_what_cannot_be_used_is_refused(more, message):
 
 @pytest.mark.parametrize("text", ["a", "a:b", "A:/b", "a:/b:rw", "a:/b/../c", "a:/", "a:/b\n"])
 def test_volumes_that_cannot_be_used(text):
-    with pytest.raises(ClusterConfigError, match="volume: expected"):
+    with pytest.raises(ClusterConfigError, match="--volume: expected"):
         Volume.from_text(text)
 
 
 @pytest.mark.parametrize("value", ["4 cores", "-1", "8GB", "1e9", "", "²"])
 def test_quantities_that_cannot_be_used(value):
-    with pytest.raises(ClusterConfigError, match="memory: expected bytes"):
-        Resources(memory=value)
+    for role, option in (("worker", "--memory"), ("server", "--ps-memory")):
+        with pytest.raises(ClusterConfigError, match=f"^{option}: expected bytes"):
+            options(**{role: Resources(memory=value)})
 
 
 @pytest.mark.parametrize("name", JOBS)
