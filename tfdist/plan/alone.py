@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import os
+import resource
 import runpy
 import statistics
 import sys
@@ -185,10 +186,23 @@ class StepRecorder:
             "dense": sum(size for name, size in sizes.items() if name not in self._tables),
             "tables": tables,
             "buckets": self._profile(),
+            "memory": self._memory(),
         }
         unfinished = self._result.with_suffix(".new")
         unfinished.write_text(json.dumps(report))
         unfinished.rename(self._result)
+
+    def _memory(self) -> dict[str, int]:
+        """The memory that training needs, as for `ModelMemory`."""
+        layers: dict[str, int] = {}
+        for name, variable in self._variables.items():
+            layer = name.rpartition("/")[0]
+            layers[layer] = layers.get(layer, 0) + _bytes(variable)
+        weights = sum(layers.values())
+        slots = sum(_bytes(v) for v in getattr(self._optimizer, "variables", ()))
+        rest = _peak_memory() - 2 * weights - slots
+        two = sum(sorted(layers.values())[-2:])
+        return {"weights": weights, "slots": slots, "layers": two, "rest": max(0, rest)}
 
     def _profile(self) -> list[dict[str, float]]:
         """When each bucket is complete, as a part of the step; empty if that is not known."""
@@ -328,6 +342,15 @@ def _is_first_replica() -> bool:
 
 def _name(variable: KerasVariable) -> str:
     return str(getattr(variable, "path", variable.name))
+
+
+def _bytes(variable: KerasVariable) -> int:
+    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+
+
+def _peak_memory() -> int:
+    """The most bytes of memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _mean(values: list[int]) -> float | None:

@@ -1,0 +1,1 @@
+"""Variables that are cut into one part for each worker."""
