@@ -1,0 +1,289 @@
+"""Batch prediction: its cost beside a plain loop, a second worker, and Ray Data under kills.
+
+    python benchmarks/prediction.py [--records 100000] [--rounds 5] [--ray PYTHON] [--json FILE]
+
+The records are in TFRecord files, the model is a network of three dense layers. The first table is
+one process: a loop that calls `model.predict` for each file and saves its result, and
+`tfdist.predict` with a part for each file. Both run in turn, and the cost is the median over the
+rounds. Both results must be equal up to rounding.
+
+The second one is `tfdist predict` with one worker and with two, on a map that sleeps for 2 ms, from
+the first part to the last one.
+
+The third one needs `--ray`, a Python with TensorFlow and `ray[data]`. The same model, records and
+number of workers, twice: undisturbed, and with kills of workers and then of the whole job, which is
+started again with the same command. It counts rows that are lost or doubled.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import app, flags
+from baselines.prediction_maps import FEATURES, parse
+from reporting import results
+
+RECORDS = flags.DEFINE_integer("records", 100_000, "in all files", lower_bound=1000)
+ROUNDS = flags.DEFINE_integer("rounds", 5, "runs of each kind", lower_bound=1)
+SLOW = flags.DEFINE_integer("slow_records", 20_000, "for the sleeping map", lower_bound=100)
+RAY = flags.DEFINE_string("ray", None, "Python with ray[data]; None: without Ray")
+KILLS = flags.DEFINE_integer("kills", 4, "of workers, beside Ray", lower_bound=0)
+PARTS = flags.DEFINE_list("parts", ["cost", "workers", "ray"], "the tables to make")
+JSON = flags.DEFINE_string("json", None, "file to write the figures to")
+
+HERE = Path(__file__).parent
+FILES, BATCH = 20, 256
+MAX_COST, MIN_SPEEDUP = 0.05, 1.9
+
+
+def make_input(folder: Path, records: int) -> Path:
+    """Writes records and a model; returns the model's path."""
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(256, "relu") for _ in range(3)]
+    model = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(10)])
+    model.save(folder / "model.keras")
+    generator = np.random.default_rng(0)
+    (folder / "in").mkdir()
+    for file in range(FILES):
+        with tf.io.TFRecordWriter(str(folder / f"in/{file:03d}.tfrecord")) as writer:
+            for i in range(file, records, FILES):
+                x = generator.normal(size=FEATURES).astype(np.float32)
+                writer.write(np.float32(i).tobytes() + x.tobytes())
+    return folder / "model.keras"
+
+
+def plain_loop(model: Any, folder: Path, output: Path) -> None:
+    """Predicts each file with `model.predict`, and saves its result."""
+    import tensorflow as tf
+
+    output.mkdir()
+    for path in sorted((folder / "in").iterdir()):
+        records = tf.data.TFRecordDataset(str(path))
+        features = records.map(lambda r: parse(r)["x"], num_parallel_calls=tf.data.AUTOTUNE)
+        rows = model.predict(features.batch(BATCH).prefetch(2), verbose=0)
+        np.savez(output / f"{path.stem}.npz", prediction=rows)
+
+
+def ours(model: Any, folder: Path, output: Path) -> None:
+    """The same with `tfdist.predict`."""
+    import tfdist
+
+    data = tfdist.data.from_files(str(folder / "in/*"), task_size=10**9, name="predict")
+    tfdist.predict(
+        model, data, output, map=lambda r: parse(r)["x"], batch_size=BATCH, format="npz", verbose=0
+    )
+
+
+def rows_in(output: Path) -> np.ndarray:
+    files = sorted(output.glob("*.npz"))
+    return np.concatenate([np.load(path)["prediction"] for path in files])
+
+
+def measure_cost(folder: Path, records: int, rounds: int) -> dict[str, Any]:
+    """Times both in turns."""
+    import keras
+
+    model = keras.models.load_model(folder / "model.keras")
+    kinds = {"model.predict": plain_loop, "tfdist.predict": ours}
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    for i in range(rounds + 1):
+        found = {}
+        for name in list(kinds)[:: 1 if i % 2 else -1]:
+            output = folder / f"{name} {i}"
+            began = time.perf_counter()
+            kinds[name](model, folder, output)
+            seconds = time.perf_counter() - began
+            found[name] = rows_in(output)
+            shutil.rmtree(output)
+            if i:  # the first round warms up
+                times[name].append(seconds)
+        np.testing.assert_allclose(*found.values(), rtol=1e-4, atol=1e-5)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    pairs = zip(*times.values(), strict=True)
+    cost = statistics.median(b / a - 1 for a, b in pairs)
+    return {"records_per_second": {n: records / s for n, s in medians.items()}, "cost": cost}
+
+
+def command(folder: Path, output: Path, function: str, workers: int, size: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "tfdist", "predict", "--workers", str(workers)),
+        *("--model", str(folder / "model.keras"), "--input", str(folder / "in/*")),
+        *(
+            "--map",
+            f"{HERE}/baselines/prediction_maps.py:{function}",
+            "--batch-size",
+            str(BATCH),
+            "--keep",
+            "id",
+        ),
+        *("--task-size", str(size), "--output", str(output)),
+    ]
+
+
+def seconds_of_parts(output: Path) -> float:
+    """The time from the first committed part to the last one, and how many come after the first."""
+    times = sorted(path.stat().st_mtime for path in (output / "_job/records").iterdir())
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def measure_workers(folder: Path) -> dict[str, float]:
+    """Seconds of a part with one and with two workers, on a sleeping map."""
+    found = {}
+    for workers in (1, 2):
+        output = folder / f"slow {workers}"
+        subprocess.run(
+            command(folder, output, "parse_slowly", workers, 50),
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        found[str(workers)] = seconds_of_parts(output)
+    return found
+
+
+def workers_of(pid: int, name: str) -> list[int]:
+    """The processes below `pid` that have a word in their command line."""
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            found += workers_of(child, name)
+            try:
+                if name in Path(f"/proc/{child}/cmdline").read_text():
+                    found.append(child)
+            except OSError:
+                pass
+    return found
+
+
+def run_with_kills(words: list[str], name: str, kills: int, is_done: Any) -> tuple[float, int]:
+    """Runs a command; kills its workers, then itself, and starts it again.
+
+    Returns:
+      Seconds, and the exit code of the last run.
+    """
+    choose = random.Random(5)
+    began = time.perf_counter()
+    log = open(os.devnull, "w")
+    process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+    for kill in range(kills):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            time.sleep(choose.uniform(0.5, 1.5))
+            living = workers_of(process.pid, name)
+            if living and is_done(kill):
+                os.kill(choose.choice(living), signal.SIGKILL)
+                break
+    if kills:
+        time.sleep(2.0)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+    code = process.wait()
+    log.close()
+    return time.perf_counter() - began, code
+
+
+def ids_of(output: Path) -> Counter[int]:
+    import pyarrow.parquet as parquet
+
+    found: Counter[int] = Counter()
+    for path in sorted(output.rglob("*.parquet")):
+        if "_job" not in path.parts:
+            found.update(parquet.read_table(path, columns=["id"])["id"].to_pylist())
+    return found
+
+
+def compare_with_ray(folder: Path, records: int, kills: int) -> list[dict[str, Any]]:
+    """Rows per second, lost and doubled rows of both."""
+    rows = []
+    size = records // 100
+    for name, count in (("undisturbed", 0), ("killed", kills)):
+        for system in ("tfdist", "Ray Data"):
+            output = folder / f"{system} {name}"
+            words = command(folder, output, "parse", 2, size)
+            worker = "prediction.command"
+            if system != "tfdist":
+                words = [RAY.value, str(HERE / "baselines/ray_prediction.py")]
+                words += [str(folder), str(output), str(BATCH)]
+                worker = "ray::"
+            seconds, code = run_with_kills(words, worker, count, lambda kill: True)
+            ids = ids_of(output)
+            rows.append(
+                {
+                    "system": system,
+                    "run": name,
+                    "seconds": seconds,
+                    "rows_per_second": records / seconds,
+                    "code": code,
+                    "lost": sum(i not in ids for i in range(records)),
+                    "doubled": sum(n > 1 for n in ids.values()),
+                }
+            )
+    return rows
+
+
+def show_cost(cost: dict[str, Any]) -> None:
+    print("\nOne process, records per second\n")
+    for name, rate in cost["records_per_second"].items():
+        print(f"{name:>20} {rate:10.0f}")
+    verdict = "reached" if cost["cost"] <= MAX_COST else "missed"
+    print(f"{'cost':>20} {cost['cost']:10.1%}  goal {MAX_COST:.0%}: {verdict}", flush=True)
+
+
+def show_workers(seconds: dict[str, float]) -> None:
+    ratio = seconds["1"] / seconds["2"]
+    verdict = "reached" if ratio >= MIN_SPEEDUP else "missed"
+    text = f"two workers are {ratio:.2f} times as fast as one"
+    print(f"\nA map that sleeps: {text}, goal {MIN_SPEEDUP}: {verdict}", flush=True)
+
+
+def show_ray(rows: list[dict[str, Any]]) -> None:
+    print("\nTwo workers, with start-up\n")
+    heads = [("", 10), ("run", 12), ("rows/s", 8), ("seconds", 8)]
+    heads += [("lost", 7), ("doubled", 8), ("code", 5)]
+    print(" ".join(f"{head:>{width}}" for head, width in heads))
+    for row in rows:
+        print(
+            f"{row['system']:>10} {row['run']:>12} {row['rows_per_second']:8.0f} "
+            f"{row['seconds']:8.1f} {row['lost']:7} {row['doubled']:8} {row['code']:5}"
+        )
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    figures: dict[str, Any] = {"records": RECORDS.value}
+    with tempfile.TemporaryDirectory(prefix="tfdist-predict-") as name:
+        folder, slow = Path(name) / "all", Path(name) / "slow"
+        for path, records in ((folder, RECORDS.value), (slow, SLOW.value)):
+            path.mkdir()
+            make_input(path, records)
+        if "cost" in PARTS.value:
+            figures["cost"] = measure_cost(folder, RECORDS.value, ROUNDS.value)
+            show_cost(figures["cost"])
+        if "workers" in PARTS.value:
+            figures["workers"] = measure_workers(slow)
+            show_workers(figures["workers"])
+        if "ray" in PARTS.value and RAY.value is not None:
+            figures["ray"] = compare_with_ray(folder, RECORDS.value, KILLS.value)
+            show_ray(figures["ray"])
+    results.save(JSON.value, figures, lambda file: None)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    app.run(main)

@@ -1,0 +1,391 @@
+"""`tfdist.predict` in one process: formats, order, bad records, resuming, and bad input."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.cli.main import main
+from tfdist.errors import PredictionError
+from tfdist.job import process
+
+RECORDS = 95
+
+
+def linear(batch):
+    """A model: twice the feature, and one more."""
+    return 2.0 * batch["x"] + 1.0
+
+
+def arrays(records=RECORDS, name="predict", task_size=20):
+    x = np.arange(records, dtype=np.float32)
+    return tfdist.data.from_arrays(
+        {"id": np.arange(records), "x": x}, task_size=task_size, name=name
+    )
+
+
+def predict(tmp_path, model=linear, data=None, output="out", **options):
+    options = {"batch_size": 8, "format": "jsonl", "verbose": 0, "keep": ["id"], **options}
+    return tfdist.predict(model, arrays() if data is None else data, tmp_path / output, **options)
+
+
+def rows_of(folder):
+    return [
+        json.loads(line)
+        for path in sorted(folder.glob("part-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+
+
+def contents(folder):
+    """The bytes of all visible files."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "_job" not in path.parts
+    }
+
+
+def test_each_row_once_and_in_order(tmp_path):
+    result = predict(tmp_path)
+    assert rows_of(tmp_path / "out") == [
+        {"id": i, "prediction": 2.0 * i + 1.0} for i in range(RECORDS)
+    ]
+    assert result.rows == RECORDS and result.rejected == 0
+    assert result.parts == [f"part-{i:06d}-of-000005.jsonl" for i in range(5)]
+    assert (tmp_path / "out/_SUCCESS").exists()
+    manifest = json.loads((tmp_path / "out/_manifest.json").read_text())
+    last = manifest["parts"][-1]
+    assert last["input"] == {"file": "", "first": 80, "end": 95} and last["rows"] == 15
+    content = (tmp_path / "out" / last["part"]).read_bytes()
+    assert last["sha256"] == hashlib.sha256(content).hexdigest()
+    assert last["bytes"] == len(content)
+    for room in ("claims", "staged", "workers"):
+        assert os.listdir(tmp_path / "out/_job" / room) == []
+
+
+def test_formats_hold_the_same_rows_and_bytes(tmp_path):
+    def read(form, folder):
+        paths = sorted(folder.glob(f"part-*.{form}"))
+        if form == "parquet":
+            parquet = pytest.importorskip("pyarrow.parquet")
+            tables = [parquet.read_table(path).to_pydict() for path in paths]
+            return {name: [x for t in tables for x in t[name]] for name in tables[0]}
+        if form == "npz":
+            tables = [dict(np.load(path)) for path in paths]
+            return {name: np.concatenate([t[name] for t in tables]).tolist() for name in tables[0]}
+        rows = {"id": [], "text": [], "y": []}
+        for record in tf.data.TFRecordDataset([str(path) for path in paths]):
+            features = tf.train.Example.FromString(record.numpy()).features.feature
+            rows["id"] += features["id"].int64_list.value
+            rows["text"] += features["text"].bytes_list.value
+            rows["y"].append(list(features["y"].float_list.value))
+        return rows
+
+    x = np.arange(50, dtype=np.float32)
+    texts = np.array([b"row %d" % i for i in range(50)])
+    for form in ("parquet", "npz", "tfrecord"):
+        found = []
+        for output in (f"{form} 1", f"{form} 2"):
+            data = tfdist.data.from_arrays(
+                {"id": np.arange(50), "text": texts, "x": x}, task_size=20, name="predict"
+            )
+            model = lambda batch: {"y": tf.stack([batch["x"], -batch["x"]], axis=1)}  # noqa: E731
+            predict(tmp_path, model, data, output, format=form, keep=["id", "text"])
+            found.append(contents(tmp_path / output))
+        assert read(form, tmp_path / output) == {
+            "id": list(range(50)),
+            "text": [b"row %d" % i for i in range(50)],
+            "y": [[float(i), -float(i)] for i in range(50)],
+        }
+        parts = [{k: v for k, v in one.items() if k.startswith("part")} for one in found]
+        assert parts[0] == parts[1]
+
+
+def test_a_format_of_ones_own(tmp_path):
+    class Csv:
+        suffix = ".csv"
+
+        def open(self, path):
+            return CsvPart(path)
+
+    class CsvPart:
+        def __init__(self, path):
+            self.file = open(path, "x")
+
+        def write(self, columns):
+            self.file.writelines(
+                f"{i},{y}\n" for i, y in zip(columns["id"], columns["prediction"], strict=True)
+            )
+
+        def close(self):
+            self.file.close()
+
+    predict(tmp_path, format=Csv())
+    assert (tmp_path / "out/part-000001-of-000005.csv").read_text().startswith("20,41.0\n21,43.0\n")
+
+
+def test_files_are_read_in_order(tmp_path):
+    for file in range(3):
+        with tf.io.TFRecordWriter(str(tmp_path / f"in-{file}.tfrecord")) as writer:
+            for i in range(7):
+                writer.write(str(100 * file + i).encode())
+    data = tfdist.data.from_files(str(tmp_path / "in-*"), task_size=4, name="predict")
+    parse = lambda record: {"id": tf.strings.to_number(record, tf.int64)}  # noqa: E731
+    predict(tmp_path, lambda batch: batch["id"] + 1, data, map=parse, batch_size=3)
+    ids = [100 * file + i for file in range(3) for i in range(7)]
+    assert [row["id"] for row in rows_of(tmp_path / "out")] == ids
+    manifest = json.loads((tmp_path / "out/_manifest.json").read_text())
+    assert manifest["parts"][3]["input"] == {"file": "in-1.tfrecord", "first": 4, "end": 7}
+
+
+def test_bad_records_are_parked(tmp_path):
+    def parse(row):
+        with tf.control_dependencies([tf.debugging.assert_none_equal(row["x"], 13.0)]):
+            return {"id": row["id"], "x": tf.identity(row["x"])}
+
+    def model(batch):
+        tf.debugging.assert_none_equal(batch["x"], 41.0, message="no answer")
+        return linear(batch)
+
+    result = predict(tmp_path, model, map=parse, errors="park")
+    assert [row["id"] for row in rows_of(tmp_path / "out")] == [
+        i for i in range(RECORDS) if i not in (13, 41)
+    ]
+    assert result.rejected == 2 and result.rows == RECORDS - 2
+    rejected = rows_of_rejected(tmp_path / "out")
+    assert [one["record"] for one in rejected] == [13, 41]
+    assert "no answer" in rejected[1]["message"]
+    with pytest.raises(PredictionError, match=r"record (13|41): .*errors='park'"):
+        predict(tmp_path, model, map=parse, output="other")
+    assert not (tmp_path / "other/_SUCCESS").exists()
+
+
+def test_a_damaged_record_is_parked(tmp_path):
+    path = tmp_path / "in.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for i in range(30):
+            writer.write(b"%06d" % i)
+    content = bytearray(path.read_bytes())
+    content[13 * len(content) // 30 + 14] ^= 1  # in the data of record 13
+    path.write_bytes(content)
+    data = tfdist.data.from_files(str(path), task_size=20, name="predict")
+    parse = lambda record: {"id": tf.strings.to_number(record, tf.int64)}  # noqa: E731
+    options = {"map": parse, "model": lambda batch: batch["id"] + 1, "data": data}
+    result = predict(tmp_path, errors="park", **options)
+    assert result.rejected == 1
+    assert [row["id"] for row in rows_of(tmp_path / "out")] == [i for i in range(30) if i != 13]
+    (bad,) = rows_of_rejected(tmp_path / "out")
+    assert (bad["file"], bad["record"]) == ("in.tfrecord", 13) and "corrupted" in bad["message"]
+    with pytest.raises(PredictionError, match="record 13 of in.tfrecord: .*corrupted record"):
+        predict(tmp_path, output="other", **options)
+
+
+def rows_of_rejected(folder):
+    return [
+        json.loads(line)
+        for path in sorted((folder / "_rejected").glob("*"))
+        for line in path.read_text().splitlines()
+    ]
+
+
+def test_a_part_without_good_records_has_no_file(tmp_path):
+    def parse(row):
+        with tf.control_dependencies([tf.debugging.assert_greater_equal(row["x"], 20.0)]):
+            return {"id": row["id"], "x": tf.identity(row["x"])}
+
+    result = predict(tmp_path, map=parse, errors="park")
+    assert result.rejected == 20 and result.parts[0] == "part-000001-of-000005.jsonl"
+
+
+def test_a_model_that_always_fails_is_an_error(tmp_path):
+    def model(batch):
+        raise ValueError("not today")
+
+    with pytest.raises(PredictionError, match="fails with each of records .*not today"):
+        predict(tmp_path, model, errors="park")
+
+
+def test_a_job_continues_where_it_was(tmp_path):
+    whole = contents_of_one_run(tmp_path)
+    calls, failed = [], []
+
+    def counted(batch):
+        calls.extend(batch["id"].numpy().tolist())
+        if len(calls) > 30 and not failed:
+            failed.append(True)
+            raise tf.errors.UnavailableError(None, None, "a server has gone")
+        return linear(batch)
+
+    def again(batch):
+        return counted(batch)
+
+    with pytest.raises(tf.errors.UnavailableError):
+        predict(tmp_path, again)
+    done = set(os.listdir(tmp_path / "out/_job/records"))
+    assert 1 <= len(done) <= 2
+    first = list(calls)
+    predict(tmp_path, again)
+    parts = {int(name[:-5]) for name in done}
+    skipped = {i for part in parts for i in range(20 * part, min(20 * part + 20, RECORDS))}
+    assert set(calls[len(first) :]) == set(range(RECORDS)) - skipped
+    found = contents(tmp_path / "out")
+    del found["_manifest.json"], whole["_manifest.json"]  # of two models
+    assert found == whole
+    before = len(calls)
+    assert predict(tmp_path, again).rows == RECORDS and len(calls) == before
+
+
+def contents_of_one_run(tmp_path):
+    predict(tmp_path, output="whole")
+    return contents(tmp_path / "whole")
+
+
+def test_a_vanished_part_is_made_again(tmp_path):
+    whole = contents_of_one_run(tmp_path)
+    predict(tmp_path)
+    (tmp_path / "out/part-000002-of-000005.jsonl").unlink()
+    (tmp_path / "out/_SUCCESS").unlink()
+    predict(tmp_path)
+    assert contents(tmp_path / "out") == whole
+
+
+def test_another_model_or_input_is_refused_by_name(tmp_path):
+    predict(tmp_path)
+    with pytest.raises(PredictionError, match="another value of the model: expected '"):
+        predict(tmp_path, lambda batch: batch["x"])
+    with pytest.raises(PredictionError, match="output of another input: records: 95, 96"):
+        predict(tmp_path, data=arrays(96, "other"))
+    with pytest.raises(PredictionError, match="another value of the map"):
+        predict(tmp_path, map=lambda row: row)
+    with pytest.raises(
+        PredictionError, match="another value of batch_size: expected 8, received 9"
+    ):
+        predict(tmp_path, batch_size=9)
+    assert (tmp_path / "out/_SUCCESS").exists()
+
+
+def test_keras_models(tmp_path):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])
+    predict(tmp_path, model, output="memory", map=lambda row: {**row, "x": row["x"][None]})
+    model.save(tmp_path / "model.keras")
+    model.export(tmp_path / "served", verbose=False)
+    for name in ("model.keras", "served"):
+        path = str(tmp_path / name)
+        predict(tmp_path, path, output=f"of {name}", map=lambda row: {**row, "x": row["x"][None]})
+    expected = model.predict(np.arange(RECORDS, dtype=np.float32)[:, None], verbose=0)
+    for output, column in (("memory", "prediction"), ("of served", "output_0")):
+        rows = rows_of(tmp_path / output)
+        np.testing.assert_allclose([row[column] for row in rows], expected, rtol=1e-6)
+    assert rows_of(tmp_path / "of model.keras") == rows_of(tmp_path / "memory")
+    with pytest.raises(PredictionError, match="another value of the model"):
+        model.layers[0].bias.assign([1.0, 1.0])
+        predict(tmp_path, model, output="memory", map=lambda row: {**row, "x": row["x"][None]})
+
+
+def test_metrics_of_all_rows(tmp_path):
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "sigmoid")])
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=(RECORDS, 3)).astype("float32")
+    y = (generator.random(RECORDS) < 0.4).astype("float32")[:, None]
+    model.compile("sgd", "mse", metrics=["mae", keras.metrics.AUC(name="auc")])
+    expected = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+    data = tfdist.data.from_arrays((x, y), task_size=20, name="predict")
+    metrics = ["mae", keras.metrics.AUC(name="auc")]
+    found = predict(tmp_path, model, data, keep=(), metrics=metrics).metrics
+    assert found["auc"] == pytest.approx(expected["auc"], rel=1e-6)
+    assert found["mean_absolute_error"] == pytest.approx(expected["mae"], rel=1e-6)
+
+
+def test_bad_arguments(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/other.txt").touch()
+    cases = [
+        ({"output": "full"}, "expected a new or empty folder.*'other.txt'"),
+        ({"model": str(tmp_path / "none")}, "saved_model.pb, or a .keras file, found no such path"),
+        ({"model": str(tmp_path / "full")}, "saved_model.pb, or a .keras file, found neither"),
+        ({"model": 3}, "expected a Keras model"),
+        ({"format": "xml"}, "format: expected one of parquet"),
+        ({"errors": "ignore"}, "errors: expected 'fail' or 'park'"),
+        ({"batch_size": 0}, "batch_size: expected"),
+        ({"keep": ["name"]}, r"names of features, which are \['id', 'x'\], received 'name'"),
+        ({"data": tf.data.Dataset.range(3)}, "data: expected the result of tfdist.data.from_files"),
+        ({"model": lambda batch: batch["x"][:1]}, "expected 8 rows of output 'prediction'"),
+        ({"model": lambda batch: {"id": batch["x"]}}, "outputs of other names than keep"),
+    ]
+    for i, (options, text) in enumerate(cases):
+        with pytest.raises(PredictionError, match=text):
+            predict(tmp_path, **{"output": f"out {i}", **options})
+    assert (tmp_path / "full/other.txt").exists() and not (tmp_path / "full/_job").exists()
+    two = keras.Model(
+        inputs := {"a": keras.Input((1,), name="a"), "b": keras.Input((1,), name="b")},
+        keras.layers.Dense(1)(keras.layers.concatenate(list(inputs.values()))),
+    )
+    with pytest.raises(PredictionError, match=r"features of the names \['a', 'b'\].*missing"):
+        predict(tmp_path, two, output="signature")
+
+
+def test_a_file_that_changes_or_vanishes(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{i}\n" for i in range(30)))
+    data = tfdist.data.from_files(str(path), "lines", task_size=10, name="predict")
+    options = {"map": lambda line: {"id": line}, "model": lambda batch: batch["id"]}
+    path.write_text("1\n")
+    with pytest.raises(PredictionError, match="expected 80 bytes, received 2: the file has chang"):
+        predict(tmp_path, data=data, **options)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="in.txt has vanished"):
+        predict(tmp_path, data=data, output="vanished", **options)
+
+
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    whole = contents_of_one_run(tmp_path)
+    from tfdist.prediction import writers
+
+    write, calls = writers._Lines.write, []
+
+    def full(self, columns):
+        calls.append(None)
+        if len(calls) > 7:
+            self._file.write('{"id": ')
+            raise OSError(28, "No space left on device")
+        write(self, columns)
+
+    monkeypatch.setattr(writers._Lines, "write", full)
+    with pytest.raises(OSError, match="no space left; the finished parts stay.*/out'"):
+        predict(tmp_path)
+    for room in ("claims", "staged", "workers"):
+        assert os.listdir(tmp_path / "out/_job" / room) == []
+    assert len(list((tmp_path / "out").glob("part-*"))) == 2
+    monkeypatch.undo()
+    predict(tmp_path)
+    assert contents(tmp_path / "out") == whole
+
+
+def test_the_parts_of_a_running_job_are_shown(tmp_path, capsys):
+    shown = []
+
+    def model(batch):
+        if not shown and len(os.listdir(tmp_path / "out/_job/records")) > 1:
+            shown.append(process.current.shown_queues()[0])
+            assert main(["tasks", "--output", str(tmp_path / "out")]) == 0
+        return linear(batch)
+
+    predict(tmp_path, model, verbose=1)
+    assert shown[0]["tasks"] == 5 and shown[0]["done"] >= 2
+    assert "in this process" not in shown[0]["pending"][0]["owner"]
+    out = capsys.readouterr().out
+    assert "queue predict: epoch 1 of 1: " in out and "pending  task " in out
+    assert "tfdist predict: 5 of 5 parts, 95 records" in out
+    assert process.current.shown_queues() == []
+    assert main(["tasks", "--output", str(tmp_path)]) == 1
+    assert "expected the output of a prediction" in capsys.readouterr().err

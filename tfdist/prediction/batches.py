@@ -1,0 +1,155 @@
+"""Reads the records of parts in batches, which are the same whoever reads them.
+
+The results of a model may depend on the number of rows in a batch. So batches are cut within a
+part, and a part is read by one pipeline, whether it reads ahead or one batch at a time:
+
+    pieces (part 7, rows 0-999), (part 9, rows 0-999) --> records --> map --> batches of 256
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._types import Nested
+from tfdist.data.queue.client import OwnedTask
+from tfdist.data.queue.description import Description
+from tfdist.data.sources import RecordSource
+from tfdist.errors import PredictionError
+
+_READ_AHEAD = 2  # batches
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Consecutive records of a part, from `first` to `end` - 1."""
+
+    part: int
+    first: int
+    end: int
+
+
+class Batches:
+    """The pipelines of a job's input.
+
+    Args:
+      source: the input.
+      description: the input cut into tasks.
+      map_record: of one record; `None`: the record itself.
+      batch_size: records of a batch.
+    """
+
+    def __init__(
+        self,
+        source: RecordSource,
+        description: Description,
+        map_record: Callable[..., Any] | None,
+        batch_size: int,
+    ) -> None:
+        self.batch_size = batch_size
+        self._source, self._description = source, description
+        self._map = map_record
+        self._sizes = description.plan(0).sizes
+        self._pieces: Iterator[Piece] = iter(())
+        self._failure: BaseException | None = None
+        self._batches = self._pipeline()
+        self._ahead = self._batches.prefetch(_READ_AHEAD)
+
+    @property
+    def spec(self) -> Nested:
+        """The types and shapes of a batch; the number of its rows is unknown."""
+        return self._batches.element_spec
+
+    def ahead(self, pieces: Iterator[Piece]) -> Iterator[Nested]:
+        """Yields the batches of pieces, which it takes before their batches are asked for.
+
+        Raises:
+          Exception: the exception of `pieces`.
+          PredictionError: a file has changed.
+          OSError: a file cannot be read.
+          tf.errors.OpError: a record cannot be read or mapped. Nothing more is yielded.
+        """
+        return self._of(self._ahead, pieces)
+
+    def one(self, part: int, first: int, end: int) -> Nested:
+        """Returns one batch of a part, as `ahead` does."""
+        (batch,) = self._of(self._batches, iter([Piece(part, first, end)]))
+        return batch
+
+    def _of(self, dataset: tf.data.Dataset, pieces: Iterator[Piece]) -> Iterator[Nested]:
+        self._pieces, self._failure = pieces, None
+        try:
+            yield from dataset
+        except tf.errors.OpError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+        if self._failure is not None:
+            raise self._failure
+
+    def _read_pieces(self) -> Iterator[Nested]:
+        """Yields the contents of pieces; TensorFlow would hide the type of an exception."""
+        try:
+            for piece in self._pieces:
+                task = OwnedTask(
+                    lease=0,
+                    epoch=0,
+                    task=piece.part,
+                    first=0,
+                    size=self._sizes[piece.part],
+                    place=tuple(self._description.place(piece.part)),
+                )
+                yield self._content(task, np.arange(piece.first, piece.end))
+        except Exception as error:
+            self._failure = error
+
+    def _content(self, task: OwnedTask, rows: np.ndarray) -> Nested:
+        try:
+            return self._source.read(task, rows)
+        except OSError:
+            raise
+        except Exception as error:  # such as a file that has changed
+            raise PredictionError(str(error)) from error
+
+    def _pipeline(self) -> tf.data.Dataset:
+        pieces = tf.data.Dataset.from_generator(
+            self._read_pieces, output_signature=self._source.signature
+        )
+
+        def batches_of(*content: tf.Tensor) -> tf.data.Dataset:
+            whole = tf.data.Dataset.from_tensors(content if len(content) > 1 else content[0])
+            records = self._source.records_of(whole)
+            if self._map is not None:
+                records = records.map(
+                    self._map, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+                )
+            return records.batch(self.batch_size)
+
+        options = tf.data.Options()
+        options.deterministic = True
+        # Without reading ahead, no other record may be in work.
+        options.experimental_optimization.inject_prefetch = False
+        return pieces.flat_map(batches_of).with_options(options)
+
+
+def rows_of(batch: Nested) -> int:
+    """Returns the number of rows of a batch."""
+    first = tf.nest.flatten(batch)[0]
+    if isinstance(first, tf.SparseTensor):
+        return int(first.dense_shape[0])
+    return int(first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0])
+
+
+def joined(rows: list[Nested]) -> Nested:
+    """Returns one batch of several."""
+
+    def concat(*parts: Any) -> Any:
+        if isinstance(parts[0], tf.SparseTensor):
+            return tf.sparse.concat(0, parts, expand_nonconcat_dims=True)
+        return tf.concat(parts, 0)
+
+    return tf.nest.map_structure(concat, *rows)

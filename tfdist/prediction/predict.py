@@ -1,0 +1,170 @@
+"""`tfdist.predict`: see the package."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.config.cluster import Cluster
+from tfdist.data.sources import RecordSource, source_of
+from tfdist.errors import PredictionError, Preempted
+from tfdist.job import process
+from tfdist.prediction import fingerprints, manifest
+from tfdist.prediction.batches import Batches
+from tfdist.prediction.claims import Claims
+from tfdist.prediction.folder import OutputFolder
+from tfdist.prediction.formats import format_of
+from tfdist.prediction.job_description import Arguments, agree
+from tfdist.prediction.manifest import Predicted
+from tfdist.prediction.merged_metrics import PartMetrics
+from tfdist.prediction.models import Forward, Predictor, predictor_of
+from tfdist.prediction.part import PartMaker, unpacked
+from tfdist.prediction.progress import PredictionProgress
+from tfdist.prediction.worker import PredictionWorker
+from tfdist.prediction.workers import LivingWorker, new_id
+from tfdist.prediction.writers import RowFormat
+from tfdist.preemption.notice import notice
+
+_ERRORS = ("fail", "park")
+
+
+def predict(
+    model: Any,
+    data: tf.data.Dataset,
+    output: str | os.PathLike[str],
+    *,
+    map: Callable[..., Any] | None = None,
+    batch_size: int = 256,
+    keep: Sequence[str] = (),
+    format: str | RowFormat = "parquet",
+    errors: str = "fail",
+    metrics: Sequence[Any] = (),
+    signature: str | None = None,
+    verbose: int = 1,
+) -> Predicted:
+    """Predicts each row of some data exactly once, into files; with any number of workers.
+
+    Every worker calls it with the same arguments and the same output folder, which all see. It
+    returns when the parts of all workers are there. Workers may start late, leave and be killed. A
+    call for a folder that others have begun continues with the missing parts.
+
+    Args:
+      model: a Keras model; the folder of a SavedModel or a `.keras` file; or a function of a batch
+        that returns a tensor, or a list or dict of tensors, with a row for each record.
+      data: from `tfdist.data.from_files`, `from_arrays` or `from_ranges`, without transformations.
+        Each task becomes a part.
+      output: a new folder, or the folder of this job.
+      map: of one record; returns the features, or (features, labels) or (features, labels,
+        weights). Features are the model's input, or a dict with it.
+      batch_size: records of a batch.
+      keep: names of features that are written beside the predictions. If the model does not name
+        its inputs, they are not given to it.
+      format: "parquet", "tfrecord", "npz" or "jsonl"; or an object with a `suffix` and
+        `open(path)`, whose result has `write(columns)` and `close()`.
+      errors: "fail": a record that cannot be read, mapped or predicted ends the job, which can be
+        continued. "park": it is named in `_rejected`, and has no row. So is a record that has
+        killed its worker three times.
+      metrics: Keras metrics, or their names, of the model's only output and the labels.
+      signature: of a SavedModel (default: "serving_default").
+      verbose: 0 prints no progress; else the first worker does.
+
+    Returns:
+      The names of the parts, the numbers of rows and bad records, and the metrics of all rows.
+
+    Raises:
+      PredictionError: the model, the data or the folder is not as described, or belongs to another
+        job; or a record is bad. The parts that are done stay.
+      OSError: a file cannot be read or written: it has vanished, or the disk is full.
+      Preempted: SIGTERM has told this process to end.
+
+    Example:
+
+    ```python
+    model = keras.models.load_model("model.keras")
+    data = tfdist.data.from_arrays({"id": ids, "x": x}, task_size=10_000, name="predict")
+    tfdist.predict(model, data, "out", keep=["id"], format="jsonl")
+    ```
+    """
+    source = _checked_source(data)
+    if errors not in _ERRORS:
+        raise PredictionError(f"errors: expected 'fail' or 'park', received {errors!r}")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise PredictionError(f"batch_size: expected a number of at least 1, received {batch_size}")
+    chosen = format_of(format)
+    predictor = predictor_of(model, signature)
+    part_metrics = PartMetrics(metrics)
+    arguments = Arguments(
+        model=predictor.fingerprint,
+        map=fingerprints.of_function(map),
+        batch_size=batch_size,
+        keep=tuple(keep),
+        suffix=chosen.suffix,
+        errors=errors,
+        metrics=part_metrics.names,
+    )
+    cluster = Cluster.from_environment()
+    id = new_id()
+    folder = OutputFolder(output, id)
+    folder.open()
+    name = f"{cluster.task_name} on {socket.gethostname()}"
+    with LivingWorker(id, folder.workers, name, source.spec.lease) as worker, notice.expected():
+        claims = Claims(folder, worker, batch_size)
+        job = agree(folder, claims, source.spec, source.describe, arguments, _end_if_told)
+        batches = Batches(source, job.data, map, batch_size)
+        maker = PartMaker(
+            folder=folder,
+            job=job,
+            batches=batches,
+            forward=_forward(predictor, batches, keep),
+            format=chosen,
+            metrics=part_metrics,
+            keep=keep,
+            may_continue=_end_if_told,
+        )
+        # Other workers would show the same.
+        is_first = cluster.rank in (0, None)
+        progress = PredictionProgress(folder, job, bool(verbose) and is_first)
+        with _observed(cluster, progress if is_first else None):
+            PredictionWorker(maker, claims, worker, progress).run()
+    return manifest.read(folder)
+
+
+@contextlib.contextmanager
+def _observed(cluster: Cluster, progress: PredictionProgress | None) -> Iterator[None]:
+    """Serves the metrics of this process, with the progress of the job."""
+    process.current.serve_metrics(cluster)
+    if progress is not None:
+        process.current.shown_queues = lambda: [progress.numbers()]
+    try:
+        yield
+    finally:
+        process.current.shown_queues = list
+
+
+def _checked_source(data: Any) -> RecordSource:
+    source = source_of(data)
+    if source is None:
+        raise PredictionError(
+            "data: expected the result of tfdist.data.from_files, from_arrays or from_ranges, "
+            f"without map, batch or other transformations of it (use map=...), received {data!r}"
+        )
+    if source.spec.shuffle:
+        raise PredictionError(
+            "data: expected shuffle=False: the rows of a part are in the order of the input"
+        )
+    return source
+
+
+def _forward(predictor: Predictor, batches: Batches, keep: Sequence[str]) -> Forward:
+    features, _, _ = unpacked(batches.spec)
+    return Forward(predictor, features, keep)
+
+
+def _end_if_told() -> None:
+    if notice.at is not None:
+        raise Preempted
