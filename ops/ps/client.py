@@ -145,6 +145,15 @@ class ParameterClient:
         """Fails everything that waits for a server with `tf.errors.UnavailableError(why)`."""
         CLIENT.give_up(self.handle, server, tf.errors.UNAVAILABLE, why.encode())
 
+    def readmit(self, server: int) -> None:
+        """Takes back `give_up`: `connect` may be called again."""
+        CLIENT.readmit(self.handle, server)
+
+    def silent(self, seconds: float) -> int | None:
+        """Returns the server that has not answered for the longest time over `seconds`, if any."""
+        server = CLIENT.silent(self.handle, seconds)
+        return None if server < 0 else server
+
     def flush(self, timeout: float) -> None:
         """Waits until the servers have answered every push; raises an error that one answered."""
         CLIENT.flush(self.handle, timeout)

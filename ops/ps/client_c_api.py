@@ -104,6 +104,7 @@ CLIENT = library.CFunctions(
             _Ints,
         ],
         "set_cache": [Handle, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64],
+        "set_served_cache": [Handle, ctypes.c_int, ctypes.c_uint64, ctypes.c_double],
         "resolve": [
             Handle,
             ctypes.c_uint64,
@@ -120,6 +121,7 @@ CLIENT = library.CFunctions(
     },
     plain={
         "give_up": [Handle, ctypes.c_int, ctypes.c_int, ctypes.c_char_p],
+        "readmit": [Handle, ctypes.c_int],
         "exclude": [Handle, ctypes.c_int],
         "set_lookup_group": [Handle, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64],
         "stats": [Handle, ctypes.POINTER(ClientStats)],
@@ -138,6 +140,7 @@ CLIENT = library.CFunctions(
         "waiting": [Handle, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t],
     },
     returning={
+        "silent": ([Handle, ctypes.c_double], ctypes.c_int),
         "take_refused": ([Handle, _Longs, ctypes.c_uint64, _Longs], ctypes.c_uint64),
     },
 )

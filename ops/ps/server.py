@@ -48,6 +48,7 @@ class _Options(ctypes.Structure):
         ("threads", ctypes.c_int32),
         ("has_chief", ctypes.c_int32),
         ("elastic", ctypes.c_int32),
+        ("read_only", ctypes.c_int32),
         ("worker_timeout_seconds", ctypes.c_double),
         ("start_timeout_seconds", ctypes.c_double),
         ("compensation_lambda", ctypes.c_double),
@@ -115,6 +116,16 @@ _SERVER = library.CFunctions(
             ctypes.c_int,
         ],
         "restore_end": [Handle],
+        "update_rows": [
+            Handle,
+            ctypes.c_char_p,
+            ctypes.POINTER(CSavedRows),
+            ctypes.c_uint64,
+            ctypes.c_int,
+            ctypes.c_int,
+        ],
+        "set_step": [Handle, ctypes.c_char_p, ctypes.c_double, ctypes.c_int64],
+        "retain_rows": [Handle, ctypes.c_char_p, ctypes.c_uint32],
         "replay_log": [Handle, ctypes.c_char_p, _Long, _Long],
         "checkpoint": [Handle, ctypes.c_bool, ctypes.c_char_p, ctypes.POINTER(Handle)],
         "restore_progress": [Handle, _Long, ctypes.c_uint64],
@@ -169,6 +180,8 @@ class ParameterServer:
       peer_memory: whether the server and workers of the same machine and user read values out of
         each other's memory, where the system permits it.
       memory: maximum number of bytes to hold; 0: no limit.
+      read_only: it answers `config.workers` readers at most, whatever rank they name, and refuses
+        requests that would change something; `update_rows` changes its rows.
 
     Raises:
       tf.errors.UnavailableError: the port cannot be bound.
@@ -184,6 +197,7 @@ class ParameterServer:
         interface: str = "127.0.0.1",
         peer_memory: bool = True,
         memory: int = 0,
+        read_only: bool = False,
     ) -> None:
         handle, bound_port = Handle(), ctypes.c_int()
         options = _Options(
@@ -198,6 +212,7 @@ class ParameterServer:
             threads=_THREADS,
             has_chief=has_chief,
             elastic=config.elastic,
+            read_only=read_only,
             worker_timeout_seconds=config.worker_timeout,
             start_timeout_seconds=config.start_timeout,
             compensation_lambda=config.compensation_lambda,
@@ -268,6 +283,42 @@ class ParameterServer:
         _SERVER.restore_rows(
             self._handle, table, ctypes.byref(rows.as_c()), floats, server, servers
         )
+
+    def update_rows(self, table: str, rows: SavedRows, server: int, servers: int) -> None:
+        """Writes rows of a read-only server that has started, and removes others.
+
+        Each row changes at once; a lookup of several rows may see some of them changed.
+
+        Args:
+          table: the table's name.
+          rows, server, servers: as for `restore_rows`.
+
+        Raises:
+          tf.errors.InvalidArgumentError: there is no such table, or the rows have another length.
+          tf.errors.ResourceExhaustedError: there is no memory; then a part of it is done.
+        """
+        floats = rows.content.shape[1]
+        _SERVER.update_rows(
+            self._handle, table.encode(), ctypes.byref(rows.as_c()), floats, server, servers
+        )
+
+    def set_step(self, table: SavedTable) -> None:
+        """Sets the last step that the rows of a served table have seen.
+
+        Rows that catch up with steps depend on it.
+
+        Raises:
+          tf.errors.InvalidArgumentError: there is no such table.
+        """
+        _SERVER.set_step(self._handle, table.name.encode(), table.learning_rate, table.step)
+
+    def retain_rows(self, table: str, used: int) -> None:
+        """Removes the rows of a served table whose time of use is another one.
+
+        Raises:
+          tf.errors.InvalidArgumentError: there is no such table.
+        """
+        _SERVER.retain_rows(self._handle, table.encode(), used)
 
     def restore_nothing(self) -> None:
         """Drops everything restored so far."""

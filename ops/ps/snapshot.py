@@ -125,6 +125,63 @@ class SavedTable:
             yield SavedRows.from_c(raw, self.content_floats)
 
 
+_SERVED = library.CFunctions(
+    "tfdist_ps_served_",
+    checked={
+        "table": [
+            ctypes.POINTER(CSavedTable),
+            ctypes.c_char_p,
+            ctypes.c_uint64,
+            _Sizes,
+            _Sizes,
+            _Sizes,
+        ]
+    },
+)
+_MAX_DESCRIPTION = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOnlyTable:
+    """A saved table as a read-only server has it.
+
+    Attributes:
+      table: without slots, unless values depend on them, and without evictions.
+      width: the floats of a row's value.
+      floats: the first floats of a saved row, which are kept.
+    """
+
+    table: SavedTable
+    width: int
+    floats: int
+
+
+def read_only(saved: SavedTable) -> ReadOnlyTable:
+    """Returns a saved table as a read-only server has it.
+
+    Raises:
+      tf.errors.InvalidArgumentError: its description makes no sense.
+    """
+    description = ctypes.create_string_buffer(_MAX_DESCRIPTION)
+    needed, width, floats = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
+    _SERVED.table(
+        ctypes.byref(saved.as_c()),
+        description,
+        _MAX_DESCRIPTION,
+        ctypes.byref(needed),
+        ctypes.byref(width),
+        ctypes.byref(floats),
+    )
+    table = SavedTable(
+        saved.name,
+        description.raw[: needed.value],
+        floats.value,
+        saved.learning_rate,
+        saved.step,
+    )
+    return ReadOnlyTable(table, width.value, floats.value)
+
+
 @dataclasses.dataclass(frozen=True)
 class ServerSnapshot:
     """The state of a server at one moment.

@@ -178,6 +178,16 @@ class Tables:
         """
         CLIENT.set_cache(self.handle, table, rows, steps)
 
+    def set_served_cache(self, table: int, rows: int, seconds: float) -> None:
+        """Caches rows of a table for lookups that are served.
+
+        Args:
+          table: the table's id.
+          rows: the maximum number of cached rows; 0 disables the cache.
+          seconds: a row is used for at most so long after it was requested; at least 1/16.
+        """
+        CLIENT.set_served_cache(self.handle, table, rows, seconds)
+
     def stage(
         self,
         tables: Sequence[TableHandle],

@@ -216,6 +216,26 @@ REGISTER_OP("TfdistPsFindRows")
       return absl::OkStatus();
     });
 
+// Looks up rows of a table on the servers of a snapshot. `client` is an input, not an attribute: a
+// saved model is bound to its servers after it was loaded. A `client` of 0 is none.
+REGISTER_OP("TfdistServedLookup")
+    .Input("client: int64")
+    .Input("ids: int64")
+    .Output("rows: float")
+    .Attr("table: string")
+    .Attr("width: int >= 1")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      int width = 0;
+      TF_RETURN_IF_ERROR(c->GetAttr("width", &width));
+      ShapeHandle rows;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &rows));
+      TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(width), &rows));
+      c->set_output(0, rows);
+      return absl::OkStatus();
+    });
+
 // The number of rows of a table on all servers.
 REGISTER_OP("TfdistPsTableSize")
     .Input("variable: resource")

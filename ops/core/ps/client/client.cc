@@ -88,6 +88,10 @@ void Client::GiveUp(int server, const Status& status) {
   if (server >= 0 && server < state_.options.servers) thread_->GiveUp(server, status);
 }
 
+void Client::Readmit(int server) {
+  if (server >= 0 && server < state_.options.servers) thread_->Readmit(server);
+}
+
 Status Client::Flush(double timeout_seconds) { return thread_->Flush(timeout_seconds); }
 
 Status Client::Leave(double timeout_seconds) {

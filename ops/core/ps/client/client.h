@@ -55,6 +55,10 @@ class Client {
   std::vector<ServerTraffic> Traffic();
   // The server will not come back: pending and later requests to it fail with `status`.
   void GiveUp(int server, const Status& status);
+  // Takes back GiveUp: Connect may be called again.
+  void Readmit(int server);
+  // The server that has not answered for the longest time over `seconds`; -1 if there is none.
+  int Silent(double seconds) { return thread_->Silent(seconds); }
 
   // Waits until every push has been answered. Fails if one failed that no pull has reported.
   Status Flush(double timeout_seconds);

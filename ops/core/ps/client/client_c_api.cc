@@ -99,6 +99,16 @@ void tfdist_ps_client_give_up(int64_t handle, int server, int code, const char* 
   }
 }
 
+void tfdist_ps_client_readmit(int64_t handle, int server) {
+  if (const auto client = FindClient(handle)) client->Readmit(server);
+}
+
+// As Client::Silent; -1 if the client was closed.
+int tfdist_ps_client_silent(int64_t handle, double seconds) {
+  const auto client = FindClient(handle);
+  return client == nullptr ? -1 : client->Silent(seconds);
+}
+
 int tfdist_ps_client_add_parameter(int64_t handle, const char* name, int dtype, uint64_t elements,
                                    int shard_count, const int* servers, const char* const* names,
                                    const uint64_t* firsts, const uint64_t* counts, int* id,
@@ -159,6 +169,14 @@ int tfdist_ps_client_set_cache(int64_t handle, int table, uint64_t rows, uint64_
                                char* error, size_t error_size) {
   return CallClient(handle, error, error_size, [&](Client& client) {
     return client.tables().lookups().SetCache(table, rows, steps);
+  });
+}
+
+// Caches up to `rows` rows of a table for `seconds`, for lookups that are served.
+int tfdist_ps_client_set_served_cache(int64_t handle, int table, uint64_t rows, double seconds,
+                                      char* error, size_t error_size) {
+  return CallClient(handle, error, error_size, [&](Client& client) {
+    return client.tables().lookups().SetServedCache(table, rows, seconds);
   });
 }
 

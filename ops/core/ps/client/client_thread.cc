@@ -125,6 +125,28 @@ void ClientThread::GiveUp(int server, const Status& status) {
   });
 }
 
+void ClientThread::Readmit(int server) {
+  Post([this, server] { remotes_[server].given_up = Status(); });
+}
+
+int ClientThread::Silent(double seconds) {
+  int silent = -1;
+  const Status ignored = Ask([&] {
+    TimePoint earliest = Clock::now() - DurationOf(seconds);
+    for (size_t server = 0; server < remotes_.size(); ++server) {
+      for (const auto& [number, request] : remotes_[server].unanswered) {
+        if (request->operation == nullptr || !request->sent) continue;
+        const TimePoint sent = request->deadline - DurationOf(timeout_seconds_);
+        if (sent > earliest) continue;
+        earliest = sent;
+        silent = static_cast<int>(server);
+      }
+    }
+    return Status();
+  });
+  return silent;
+}
+
 void ClientThread::CallLater(double seconds, std::function<void()> what) {
   const TimePoint due = Clock::now() + DurationOf(seconds);
   Post([this, due, what = std::move(what)] { later_.emplace(due, what); });

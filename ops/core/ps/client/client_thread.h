@@ -44,6 +44,10 @@ class ClientThread {
   // Takes a new connection, on which nothing is under way.
   Status Adopt(int server, PeerSocket socket, const std::string& welcome, const ServerView& view);
   void GiveUp(int server, const Status& status);
+  // Takes back GiveUp: the server may be connected again.
+  void Readmit(int server);
+  // The server that has not answered for the longest time over `seconds`; -1 if there is none.
+  int Silent(double seconds);
   // Calls `what` from this thread, after `seconds`; not at all if it has ended by then.
   void CallLater(double seconds, std::function<void()> what);
   int WaitForLost(double seconds);

@@ -2,14 +2,13 @@
 
 #include <array>
 
-#include "core/net/authenticate.h"
+#include "core/net/connect.h"
 
 namespace tfdist::ps {
 
 Status Handshake::Begin(const std::string& address, bool local, const Key& key,
                         const Hello& hello) {
-  if (Status s = Dial(address, local, deadline_, &socket_); !s.ok()) return s;
-  if (Status s = Authenticate(socket_, key, hello, deadline_); !s.ok()) return s;
+  if (Status s = Connect(address, local, key, hello, deadline_, &socket_); !s.ok()) return s;
   FrameHeader header;
   if (Status s = ReceiveFrame(&header, &welcome_); !s.ok()) return s;
   if (!header.Is(FrameType::kWelcome) || (!welcome_.empty() && socket_.process == nullptr)) {
@@ -21,11 +20,11 @@ Status Handshake::Begin(const std::string& address, bool local, const Key& key,
 
 Status Handshake::ReceiveFrame(FrameHeader* header, std::string* meta) {
   FrameHeaderBytes head;
-  Status s = ReceiveAll(socket_.fd, head.data(), head.size(), deadline_);
+  Status s = ReceiveAll(socket_, head.data(), head.size(), deadline_);
   if (s.ok()) s = Decode(head.data(), LimitsOfMessages, header);
   if (!s.ok()) return s;
   meta->resize(header->meta_bytes);
-  return ReceiveAll(socket_.fd, meta->data(), meta->size(), deadline_);
+  return ReceiveAll(socket_, meta->data(), meta->size(), deadline_);
 }
 
 Status Handshake::Exchange(MessageType type, const std::string& meta,
@@ -35,10 +34,10 @@ Status Handshake::Exchange(MessageType type, const std::string& meta,
   for (const iovec& piece : payload) header.payload_bytes += piece.iov_len;
   const FrameHeaderBytes head = Encode(header);
   const std::string request = std::string(head.begin(), head.end()) + meta;
-  Status s = SendAll(socket_.fd, request.data(), request.size(), deadline_);
+  Status s = SendAll(socket_, request.data(), request.size(), deadline_);
   for (const iovec& piece : payload) {
     if (!s.ok()) return s;
-    s = SendAll(socket_.fd, static_cast<const char*>(piece.iov_base), piece.iov_len, deadline_);
+    s = SendAll(socket_, static_cast<const char*>(piece.iov_base), piece.iov_len, deadline_);
   }
   if (s.ok()) s = ReceiveFrame(&header, answer);
   if (!s.ok()) return s;

@@ -75,7 +75,8 @@ class Server::Impl : private ReplyChannel {
         store_(options, options.schedule.workers),
         handler_(options, incarnation_, &store_, this),
         acceptor_(std::move(listener)),
-        workers_(options.schedule.workers) {
+        workers_(options.schedule.workers),
+        read_only_(options.read_only) {
     for (int i = 0; i < options.threads; ++i) {
       threads_.push_back(std::make_unique<ServerThread>(&store_, &handler_, &stats_));
     }
@@ -110,8 +111,10 @@ class Server::Impl : private ReplyChannel {
         threads_[0]->loop(), key, incarnation_, 0,
         [this](uint32_t rank) { return rank < static_cast<uint32_t>(workers_); },
         [this](uint32_t rank, PeerSocket socket) {
+          const int seat = handler_.Seat(static_cast<int>(rank));
+          if (seat < 0) return;
           const uint64_t session = next_session_++;
-          ThreadOf(session)->Adopt(session, static_cast<int>(rank), std::move(socket));
+          ThreadOf(session)->Adopt(session, seat, std::move(socket));
         });
     for (auto& thread : threads_) thread->Start(thread == threads_[0] ? &acceptor_ : nullptr);
     sweeper_.Start();
@@ -137,6 +140,18 @@ class Server::Impl : private ReplyChannel {
     return stats;
   }
 
+  // The table of a server that has started, and serves readers alone; null, with an error in
+  // `status`.
+  std::shared_ptr<Table> ServedTable(const std::string& name, Status* status) const {
+    for (const auto& table : store_.tables()) {
+      if (read_only_ && table->name() == name) return table;
+    }
+    *status = InvalidArgument(
+        read_only_ ? StrCat("expected a table that is served, received '", name, "'")
+                   : StrCat("table '", name, "' of workers: expected a read-only server"));
+    return nullptr;
+  }
+
   int port() const { return port_; }
   uint64_t incarnation() const { return incarnation_; }
   RequestHandler& handler() { return handler_; }
@@ -159,6 +174,7 @@ class Server::Impl : private ReplyChannel {
   TrafficStats stats_;
   Acceptor acceptor_;
   const int workers_;
+  const bool read_only_;
   uint64_t next_session_ = 1;  // the first thread's
   std::vector<std::unique_ptr<ServerThread>> threads_;
   std::mutex mutex_;  // guards the rest
@@ -191,6 +207,30 @@ Status Server::ReplayLog(const std::string& path, uint64_t* records, uint64_t* l
   return impl_->BeforeStart([&] { return impl_->recovery().ReplayLog(path, records, left_out); });
 }
 void Server::BeginLog(const std::string& path) { impl_->recovery().BeginLog(path); }
+Status Server::UpdateRows(const std::string& name, const SavedRowsView& rows, uint64_t floats,
+                          int server, int servers) {
+  Status status;
+  const std::shared_ptr<Table> table = impl_->ServedTable(name, &status);
+  if (table == nullptr) return status;
+  if (floats != table->content_floats()) {
+    return InvalidArgument(StrCat("table '", name, "': expected rows of ", table->content_floats(),
+                                  " numbers, received ", floats));
+  }
+  table->ImportRows(rows, server, servers);
+  return Status();
+}
+Status Server::SetStep(const std::string& name, const StepValues& step) {
+  Status status;
+  const std::shared_ptr<Table> table = impl_->ServedTable(name, &status);
+  if (table != nullptr) table->RestoreStep(step);
+  return status;
+}
+Status Server::RetainRows(const std::string& name, uint32_t used) {
+  Status status;
+  const std::shared_ptr<Table> table = impl_->ServedTable(name, &status);
+  if (table != nullptr) table->RetainRows(used);
+  return status;
+}
 void Server::Saved() { impl_->recovery().Saved(); }
 Status Server::Start(const Key& key) { return impl_->Start(key); }
 ServerSnapshot Server::TakeSnapshot(bool changed_rows_only, const std::string& log_path) {

@@ -27,6 +27,9 @@ struct ServerOptions : StoreOptions {
   int index = 0;  // which server of the job, for messages
   ScheduleOptions schedule;
   bool refuse_unlogged = false;  // refuse pushes while the redo log cannot record them
+  // Answers readers alone, as many as there would be workers, whatever rank they name. It refuses
+  // requests that would change something; UpdateRows changes its rows.
+  bool read_only = false;
   int threads = 2;
   size_t trace_events = 0;  // capacity of the trace of pushes and pulls
 };
@@ -108,6 +111,16 @@ class Server {
   void Saved();
   // Before Start: begins a redo log, as TakeSnapshot does.
   void BeginLog(const std::string& path);
+
+  // After Start, of a read-only server: writes rows of a table, and removes others; of `servers`,
+  // the rows that belong to `server`. Each row changes at once, a lookup of several rows may see
+  // some of them changed. Throws std::bad_alloc; then a part of it is done.
+  Status UpdateRows(const std::string& table, const SavedRowsView& rows, uint64_t floats,
+                    int server, int servers);
+  // After Start, of a read-only server: the step that the rows of a table have seen.
+  Status SetStep(const std::string& table, const StepValues& step);
+  // After Start, of a read-only server: removes the rows of a table with another time of use.
+  Status RetainRows(const std::string& table, uint32_t used);
 
   // Waits for an event that concerns the job's control plane, at most `seconds`. An event is a
   // worker that came (as a new process or back), left or was lost, or a line for the log. Returns

@@ -26,7 +26,7 @@
 // The fields of ServerOptions and ScheduleOptions; enumerations and booleans as numbers.
 struct tfdist_ps_server_options {
   int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, refuse_unlogged,
-      threads, has_chief, elastic;
+      threads, has_chief, elastic, read_only;
   double worker_timeout_seconds, start_timeout_seconds, compensation_lambda;
   uint64_t trace_events, memory_budget;
 };
@@ -105,9 +105,25 @@ ps::ServerOptions ToOptions(const tfdist_ps_server_options& from) {
   options.compensation_lambda = from.compensation_lambda;
   options.refuse_unlogged = from.refuse_unlogged != 0;
   options.threads = from.threads;
+  options.read_only = from.read_only != 0;
   options.trace_events = from.trace_events;
   options.memory_budget = from.memory_budget;
   return options;
+}
+
+// The configuration of a table that is only read: rows without slots, and no evictions. Rows that
+// catch up with steps keep their slots, on which their values depend.
+ps::TableConfig ServedConfig(const ps::TableConfig& config) {
+  ps::TableConfig served;
+  served.width = config.width;
+  served.initializer = config.initializer;
+  if (config.rule == ps::RowRule::kExactAdam) {
+    served.rule = config.rule;
+    served.optimizer = config.optimizer;
+    served.weight_decay = config.weight_decay;
+    served.first_slots = config.first_slots;
+  }
+  return served;
 }
 
 // Finds the table among the restored ones, or creates it there.
@@ -214,6 +230,58 @@ int tfdist_ps_server_restore_table(int64_t handle, const tfdist_ps_saved_table* 
     return WithMemory("a saved table",
                       [&] { return AddTable(*saved, &entry.restored.tables, index); });
   });
+}
+
+// The same of a server that only reads the table's values. `description` becomes the table's in
+// this form, cut to `size` bytes; `needed`: its length. `floats`: the numbers of its rows, the
+// first of a saved row's.
+int tfdist_ps_served_table(const tfdist_ps_saved_table* saved, char* description, uint64_t size,
+                           uint64_t* needed, uint64_t* width, uint64_t* floats, char* error,
+                           size_t error_size) {
+  ps::TableRequest request;
+  const std::string_view text(saved->description, saved->description_bytes);
+  if (!ps::Decode(text, &request).ok() || request.entries.size() != 1) {
+    return Report(InvalidArgument("a saved table's description does not make sense"), error,
+                  error_size);
+  }
+  ps::TableRequest::Entry& entry = request.entries[0];
+  entry.config = ServedConfig(entry.config);
+  entry.resets_slots = false;
+  const std::string served = ps::Encode(request);
+  *needed = served.size();
+  *width = entry.config.width;
+  *floats = ps::ContentFloats(entry.config);
+  std::copy_n(served.data(), std::min<uint64_t>(size, served.size()), description);
+  return Report(Status(), error, error_size);
+}
+
+// As Server::UpdateRows.
+int tfdist_ps_server_update_rows(int64_t handle, const char* table, const tfdist_ps_rows* rows,
+                                 uint64_t floats, int server, int servers, char* error,
+                                 size_t error_size) {
+  return CallServer(handle, error, error_size, [&](ServerEntry& entry) {
+    return WithMemory("rows of a served table", [&] {
+      return entry.server->UpdateRows(table,
+                                      {rows->count, rows->removed_count, rows->ids, rows->used,
+                                       rows->counts, rows->content, rows->removed},
+                                      floats, server, servers);
+    });
+  });
+}
+
+// As Server::SetStep.
+int tfdist_ps_server_set_step(int64_t handle, const char* table, double learning_rate, int64_t step,
+                              char* error, size_t error_size) {
+  return CallServer(handle, error, error_size, [&](ServerEntry& entry) {
+    return entry.server->SetStep(table, {learning_rate, step});
+  });
+}
+
+// As Server::RetainRows.
+int tfdist_ps_server_retain_rows(int64_t handle, const char* table, uint32_t used, char* error,
+                                 size_t error_size) {
+  return CallServer(handle, error, error_size,
+                    [&](ServerEntry& entry) { return entry.server->RetainRows(table, used); });
 }
 
 // Adds rows of `floats` numbers to a restored table: the rows of `server` in a job with `servers`

@@ -17,13 +17,13 @@ constexpr size_t kRowsPerCopy = 4096;
 
 // Copies the rows of a table to a new one of the same width, but not their slots. Throws if there
 // is no memory for them.
-void CopyValues(const Table& from, Table* to, const std::shared_ptr<MemoryBudget>& budget) {
+void CopyValues(Table* from, Table* to, const std::shared_ptr<MemoryBudget>& budget) {
   to->ChargeTo(budget);
-  const size_t width = to->config().width, floats = from.content_floats();
+  const size_t width = to->config().width, floats = from->content_floats();
   uint64_t cursor = 0;
   for (bool more = true; more;) {
     SavedRows rows;
-    more = from.ScanRows(kRowsPerCopy, &cursor, &rows);
+    more = from->ScanRows(kRowsPerCopy, &cursor, &rows);
     const size_t count = rows.ids.size();
     std::vector<float> values(count * width);
     for (size_t i = 0; i < count; ++i) {
@@ -119,7 +119,7 @@ Status Store::CreateTables(const TableRequest& request, TableReply* reply,
       return Status(s.code(), StrCat("table '", entry.name, "': ", s.message()));
     }
     created[i] = std::move(fresh);
-    if (!is_new) CopyValues(*tables_[known->second], created[i].get(), memory_);
+    if (!is_new) CopyValues(tables_[known->second].get(), created[i].get(), memory_);
   }
   const size_t before = tables_.size();
   uint64_t bytes = 0;
@@ -155,6 +155,27 @@ Status Store::CreateTables(const TableRequest& request, TableReply* reply,
       tables_.push_back(std::move(created[i]));
       tables_.back()->ChargeTo(memory_);
     }
+  }
+  return Status();
+}
+
+Status Store::FindTables(const TableRequest& request, TableReply* reply) const {
+  const auto sharing = Share();
+  reply->tables.clear();
+  for (const TableRequest::Entry& entry : request.entries) {
+    const auto known = table_ids_.find(entry.name);
+    if (known == table_ids_.end()) {
+      std::string names;
+      for (const auto& table : tables_) names += StrCat(names.empty() ? "" : ", ", table->name());
+      return InvalidArgument(StrCat("expected one of the tables ", names.empty() ? "(none)" : names,
+                                    ", received '", entry.name.substr(0, 64), "'"));
+    }
+    const uint32_t width = tables_[known->second]->config().width;
+    if (width != entry.config.width) {
+      return InvalidArgument(StrCat("table '", entry.name, "': expected a width of ", width,
+                                    ", received ", entry.config.width));
+    }
+    reply->tables.push_back(known->second);
   }
   return Status();
 }

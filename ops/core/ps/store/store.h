@@ -142,6 +142,8 @@ class Store {
   // replay of a log (`is_replay`) claims no tables, and repeats the replacements.
   Status CreateTables(const TableRequest& request, TableReply* reply,
                       std::vector<std::shared_ptr<Table>>* replaced, bool is_replay = false);
+  // The ids of tables that exist, with rows as wide as the request says; takes Share itself.
+  Status FindTables(const TableRequest& request, TableReply* reply) const;
   // All tables; takes Share itself.
   std::vector<std::shared_ptr<Table>> tables() const;
   // Under Exclude. Begins a snapshot of all tables, or of none if it throws std::bad_alloc.

@@ -314,7 +314,7 @@ void Table::Find(const TableBatch& batch, uint8_t* found, float* rows) {
 }
 
 // The cursor is the number of a stripe, and below it (32 bits) the number of a row.
-bool Table::ScanRows(size_t max_rows, uint64_t* cursor, SavedRows* rows) const {
+bool Table::ScanRows(size_t max_rows, uint64_t* cursor, SavedRows* rows) {
   const size_t before = rows->ids.size();
   while (*cursor >> 32 < kStripes) {
     Stripe& stripe = *stripes_[*cursor >> 32];
@@ -324,6 +324,7 @@ bool Table::ScanRows(size_t max_rows, uint64_t* cursor, SavedRows* rows) const {
     for (; row < map.end(); ++row) {
       if (!map.in_use(row)) continue;
       if (rows->ids.size() - before == max_rows) break;
+      stripe.CatchUp(row);  // the reader does not know of the steps
       AppendRow(map, row, content_floats(), rows);
     }
     if (row < map.end()) {
@@ -341,6 +342,19 @@ void Table::ImportRows(const SavedRowsView& rows, int server, int servers) {
     if (servers > 1 && ServerOfId(rows.ids[i], servers) != server) continue;
     WriteRow({rows.ids[i], rows.used[i], rows.counts[i]}, rows.content + i * content_floats(),
              /*keeps_limit=*/false);
+  }
+}
+
+void Table::RetainRows(uint32_t used) {
+  constexpr RowMap::Row kRowsAtATime = 1 << 12;  // then lookups have their turn
+  for (const auto& stripe : stripes_) {
+    for (RowMap::Row row = 0, end = 1; row < end;) {
+      const std::lock_guard<std::mutex> lock(stripe->mutex);
+      end = stripe->rows().end();
+      for (const RowMap::Row stop = std::min(end, row + kRowsAtATime); row < stop; ++row) {
+        if (stripe->rows().in_use(row) && stripe->header(row).used != used) stripe->Remove(row);
+      }
+    }
   }
 }
 

@@ -84,10 +84,12 @@ class Table {
 
   // Appends copies of about `max_rows` rows, which may change meanwhile. `cursor` is 0 at first,
   // and goes from call to call. Returns false if there were no more.
-  bool ScanRows(size_t max_rows, uint64_t* cursor, SavedRows* rows) const;
+  bool ScanRows(size_t max_rows, uint64_t* cursor, SavedRows* rows);
   // Writes saved rows, and removes the removed ones; of `servers`, the rows that belong to
   // `server`. Evicts nothing: a row may be removed by a later part of a snapshot.
   void ImportRows(const SavedRowsView& rows, int server = 0, int servers = 1);
+  // Removes the rows with another time of use, in ticks.
+  void RetainRows(uint32_t used);
   // Fails if the lists do not fit together.
   Status ImportRows(const SavedRows& rows);
   // Evicts the rows beyond max_rows, which the snapshots of several servers may have.

@@ -24,6 +24,7 @@ class Tables {
   bool Has(int table) const { return state_->directory.Has(table); }
   int64_t width(int table) const { return state_->directory.config(table).width; }
   const std::string& name(int table) const { return state_->directory.name(table); }
+  int Find(const std::string& name) const { return state_->directory.Find(name); }
   // Creates the table on all servers where it does not exist.
   void Create(int table, Done done);
   // Fetches rows. With `training` their ids count as seen, and get rows when they are admitted.

@@ -1,6 +1,7 @@
 #include "core/ps/client/lookups/lookups.h"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <utility>
 
@@ -9,7 +10,13 @@
 namespace tfdist::ps {
 namespace {
 
+constexpr double kServedTicks = 16;      // per second: the steps of the cache of served lookups
 constexpr double kMaxPrefetchWait = 60;  // seconds, until the prefetch before it is used
+
+uint64_t ServedTick() {
+  const std::chrono::duration<double> now = Clock::now().time_since_epoch();
+  return static_cast<uint64_t>(now.count() * kServedTicks);
+}
 
 // Calls `done` when all parts are done, with the first failure.
 class Parts {
@@ -93,13 +100,23 @@ Prefetches::BatchPtr Lookups::MakePrefetch(uint64_t owner, std::vector<TableLook
   return Prefetches::Make(owner, std::move(lookups), widths, training);
 }
 
+void Lookups::Serve(std::vector<TableLookup> lookups, Done done) {
+  if (Status s = Check(lookups); !s.ok()) return done(s);
+  Request(std::move(lookups), /*training=*/false, &caches_, ServedTick(), std::move(done));
+}
+
 void Lookups::Fetch(std::vector<TableLookup> lookups, bool training, Done done) {
-  const auto start = Clock::now();
   // An evaluation does not use the caches: it makes no steps, after which rows would be fetched
   // again.
+  Request(std::move(lookups), training, training ? &caches_ : nullptr, prefetches_.step(),
+          std::move(done));
+}
+
+void Lookups::Request(std::vector<TableLookup> lookups, bool training, const RowCaches* caches,
+                      uint64_t step, Done done) {
+  const auto start = Clock::now();
   auto operation = std::make_shared<LookupOperation>(
-      directory_, pool_, training ? &caches_ : nullptr, prefetches_.step(), std::move(lookups),
-      training,
+      directory_, pool_, caches, step, std::move(lookups), training,
       [this, start, done = std::move(done)](const Status& status, const LookupCounts& counts) {
         if (status.ok()) {
           const auto spent = Clock::now() - start;
@@ -123,6 +140,18 @@ void Lookups::Fetch(std::vector<TableLookup> lookups, bool training, Done done) 
 Status Lookups::SetCache(int table, uint64_t rows, uint64_t steps) {
   if (Status s = Check({{table, {}, {}}}); !s.ok()) return s;
   caches_.Set(table, directory_->config(table).width, rows, steps);
+  return Status();
+}
+
+Status Lookups::SetServedCache(int table, uint64_t rows, double seconds) {
+  if (Status s = Check({{table, {}, {}}}); !s.ok()) return s;
+  // A row of a tick may be older than the ticks since then by almost one.
+  const double ticks = seconds * kServedTicks - 1;
+  if (!(ticks >= 0)) {
+    return InvalidArgument(StrCat("a cache of rows: expected an age of at least ", 1 / kServedTicks,
+                                  " s, received ", seconds));
+  }
+  caches_.Set(table, directory_->config(table).width, rows, static_cast<uint64_t>(ticks));
   return Status();
 }
 

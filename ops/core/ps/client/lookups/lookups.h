@@ -40,6 +40,9 @@ class Lookups {
   // As Lookup, together with the other lookups of its group.
   void LookupBatched(const GroupKey& key, const LookupGroups::MemberPtr& member,
                      std::vector<TableLookup> lookups, bool training, Done done);
+  // As Lookup without training, of a process that serves: from the cache of SetServedCache, if the
+  // table has one.
+  void Serve(std::vector<TableLookup> lookups, Done done);
   LookupGroups& groups() { return groups_; }
 
   // Creates a prefetch of the rows for a later lookup of the same ids; see Prefetches. Null, with
@@ -50,6 +53,9 @@ class Lookups {
 
   // Caches up to `rows` rows of a table for `steps` steps, for lookups in training.
   Status SetCache(int table, uint64_t rows, uint64_t steps);
+
+  // The same for lookups that are served: for so many seconds, counted from a row's request.
+  Status SetServedCache(int table, uint64_t rows, double seconds);
 
   // The worker's step ends: a push begins.
   void EndStep() { prefetches_.EndStep(); }
@@ -63,6 +69,8 @@ class Lookups {
   Status Check(const std::vector<TableLookup>& lookups) const;
   // From the cache, or else from the servers.
   void Fetch(std::vector<TableLookup> lookups, bool training, Done done);
+  void Request(std::vector<TableLookup> lookups, bool training, const RowCaches* caches,
+               uint64_t step, Done done);
 
   const TableDirectory* const directory_;
   BlockPool* const pool_;

@@ -221,9 +221,11 @@ Status PushOperation::AddTableRows(const StepValues& step,
   if (Status s = StepIndex(step, &step_index); !s.ok()) return s;
   const auto sums = std::make_shared<SummedRows>(gradients, width, pool_);
   std::vector<IdsByServer::Part> parts = IdsByServer(sums->ids(), directory_->servers()).parts;
+  // Rows that catch up with steps have to learn of every step, also on servers of other rows.
+  const bool counts_steps = directory_->config(table).rule == RowRule::kExactAdam;
   for (int server = 0; server < directory_->servers(); ++server) {
     const std::vector<uint32_t>& indices = parts[server].indices;
-    if (indices.empty()) continue;
+    if (indices.empty() && !counts_steps) continue;
     PushRequest::Entry entry;
     entry.kind = UpdateKind::kTableRows;
     entry.step = step_index;
@@ -233,6 +235,7 @@ Status PushOperation::AddTableRows(const StepValues& step,
     parts_[server].shards.push_back({table, 0});
     parts_[server].entries.push_back(entry);
     ++entries_;
+    if (indices.empty()) continue;
     auto ids = std::make_shared<std::vector<int64_t>>(std::move(parts[server].ids));
     AddPayload(server, ids->data(), ids->size() * sizeof(int64_t), ids);
     std::vector<size_t> runs;  // ends of runs of adjacent rows

@@ -18,6 +18,14 @@ bool TableDirectory::Has(int table) const {
   return table >= 0 && static_cast<size_t>(table) < tables_.size();
 }
 
+int TableDirectory::Find(const std::string& name) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    if (tables_[i].name == name) return static_cast<int>(i);
+  }
+  return -1;
+}
+
 const std::string& TableDirectory::name(int table) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return tables_[table].name;

@@ -21,6 +21,8 @@ class TableDirectory {
   // Returns the table's id. A table of the same name keeps its id and configuration.
   int Add(const std::string& name, const TableConfig& config, bool resets_slots = false);
   bool Has(int table) const;
+  // The id of a table by its name; -1 if it was not added.
+  int Find(const std::string& name) const;
   int servers() const { return servers_; }
   // Do not change.
   const std::string& name(int table) const;

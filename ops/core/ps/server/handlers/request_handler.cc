@@ -63,12 +63,47 @@ struct Dispatcher {
   }
 };
 
+// Whether a request only reads.
+struct Reads {
+  bool operator()(const LookupRequest& lookup) const { return !lookup.training; }
+  bool operator()(const OpenRequest&) const { return true; }
+  bool operator()(const TableRequest&) const { return true; }  // which then creates none
+  bool operator()(const ScanRowsRequest&) const { return true; }
+  bool operator()(const FindRowsRequest&) const { return true; }
+  bool operator()(const LeaveRequest&) const { return true; }
+  template <typename Other>
+  bool operator()(const Other&) const {
+    return false;
+  }
+};
+
 }  // namespace
+
+int RequestHandler::Seat(int rank) {
+  if (!state_.options.read_only) return rank;
+  const int seat = state_.seats.Take();
+  if (seat < 0) {
+    state_.Warn(StrCat("a reader is turned away: there are ", state_.options.schedule.workers,
+                       " already, which is the limit"));
+  }
+  return seat;
+}
+
+void RequestHandler::EndConnection(const ClientContext& client, const std::string& why) {
+  setup_.EndConnection(client, why);
+  if (state_.options.read_only) state_.seats.Free(client.worker);
+}
 
 std::optional<Answer> RequestHandler::Execute(ClientContext* client, ClientRequest request) {
   const std::lock_guard<std::mutex> busy(state_.WorkerOf(*client).busy);
   if (!std::holds_alternative<OpenRequest>(request.body) && !IsCurrent(*client)) {
     return std::nullopt;
+  }
+  if (state_.options.read_only && !std::visit(Reads(), request.body)) {
+    return state_.Refuse(*client, request.id,
+                         Status(StatusCode::kFailedPrecondition,
+                                "expected a request that only reads, since it serves a snapshot, "
+                                "received a change"));
   }
   if (!request.refusal.ok()) return state_.Refuse(*client, request.id, request.refusal);
   try {

@@ -37,10 +37,10 @@ class RequestHandler {
 
   // Carries out a request. Returns the answer, or nothing if the ReplyChannel delivers it later.
   std::optional<Answer> Execute(ClientContext* client, ClientRequest request);
+  // The rank of a new connection whose peer has named `rank`; -1 if there is no room for it.
+  int Seat(int rank);
   // A connection has ended.
-  void EndConnection(const ClientContext& client, const std::string& why) {
-    setup_.EndConnection(client, why);
-  }
+  void EndConnection(const ClientContext& client, const std::string& why);
 
   // One thread calls CheckTime at NextDeadline.
   void CheckTime(TimePoint now);

@@ -31,6 +31,7 @@ ServerState::ServerState(const ServerOptions& server_options, uint64_t server_in
           },
           [this](uint64_t session, Answer answer) { replies->Deliver(session, std::move(answer)); },
           [this](uint64_t session) { replies->Disconnect(session); }),
+      seats(options.schedule.workers),
       schedule(options.schedule, Clock::now()),
       elastic_schedule(options.schedule.workers) {
   for (int i = 0; i < options.schedule.workers; ++i) {

@@ -14,6 +14,7 @@
 #include "core/ps/server/elastic_schedule.h"
 #include "core/ps/server/events.h"
 #include "core/ps/server/handlers/reply_channel.h"
+#include "core/ps/server/reader_seats.h"
 #include "core/ps/server/reducer.h"
 #include "core/ps/server/request.h"
 #include "core/ps/server/schedule.h"
@@ -74,6 +75,7 @@ struct ServerState {
   TaskPositions tasks;
   Reducer reducer;
   std::vector<std::unique_ptr<WorkerState>> workers;
+  ReaderSeats seats;  // of a read-only server
 
   mutable std::mutex mutex;  // guards the rest, and most of WorkerState
   Schedule schedule;

@@ -33,7 +33,9 @@ Answer TableHandler::HandleCreate(const ClientContext& client, uint64_t id,
                                   const TableRequest& create) {
   TableReply reply;
   std::vector<std::shared_ptr<Table>> replaced;
-  const Status status = state_.store->CreateTables(create, &reply, &replaced);
+  const Status status = state_.options.read_only
+                            ? state_.store->FindTables(create, &reply)
+                            : state_.store->CreateTables(create, &reply, &replaced);
   if (!status.ok()) return state_.Refuse(client, id, status);
   for (const auto& table : replaced) {
     state_.log.Forget(table.get());
@@ -95,7 +97,7 @@ Answer TableHandler::HandleScan(const ClientContext& client, const ScanRowsReque
   if (Status s = CheckTables(request, *state_.store); !s.ok()) {
     return state_.Refuse(client, request.id, s);
   }
-  const Table& table = *request.tables.front().table;
+  Table& table = *request.tables.front().table;
   ScanRowsReply reply{state_.incarnation, scan.cursor, false, 0};
   SavedRows rows;
   reply.more =
