@@ -59,9 +59,11 @@ class ImageReader:
         if not is_cut:
             data = data.unbatch().batch(BATCH)  # before it no map can be divided
         data = data.prefetch(2).with_options(options)
+        self._own = lambda images: images
         if tf_config != "{}":
             strategy = tfdist.MultiWorkerMirroredStrategy()
             data = strategy.experimental_distribute_dataset(data)
+            self._own = lambda images: strategy.experimental_local_results(images)[0]
         self._data = data
 
     def read(self, epochs: int) -> list[float]:
@@ -77,7 +79,8 @@ class ImageReader:
     def total(self) -> tuple[int, int]:
         """The images of an epoch, and the sum of their values in steps of 1/255."""
         count = total = 0
-        for images, _ in self._data:
+        for distributed, _ in self._data:
+            images = self._own(distributed)
             count += len(images)
             total += round(float(np.sum(images.numpy(), dtype=np.float64)) * 255)
         return count, total

@@ -3,7 +3,7 @@
 | File | Holds |
 |---|---|
 | `sources.py` | `from_ranges`, `from_arrays`, `from_files`: data that workers take in tasks |
-| `files.py` | the list of files, and the places of tasks in them |
+| `files.py`, `parquet_rows.py` | the list of files, and the places of tasks in them |
 | `pipeline.py` | counts the records of each batch, at the end of the user's pipeline |
 | `stream.py` | which records are read, and which of them are trained |
 | `feed.py` | this worker's part in the queues: takes tasks, commits, renews leases |

@@ -79,6 +79,13 @@ class SeedGenerator:
         """Makes the next iterator's draw number `draws` + 1."""
         self._probe.restore(self._state.with_count(draws * _SEEDS_OF_DRAW))
 
+    def draw(self) -> None:
+        """Draws as an iterator that is made."""
+        if self.handle is None:
+            self.go_to(self.draws + 1)
+        else:
+            self._probe.open()
+
     def why_not(self, draws: int) -> str | None:
         """Nothing: it can go to any number of draws."""
         return None
@@ -108,6 +115,16 @@ def generators_of_opening(dataset: object) -> list[SeedGenerator]:
     later = [_generator(part) for part, at_once in parts if not at_once]
     found = dict.fromkeys(_generator(part) for part, at_once in parts if at_once)
     return [generator for generator in found if generator not in later]
+
+
+def draw_for_opening(dataset: tf.data.Dataset) -> None:
+    """Draws what an iterator of a dataset draws when it is made, without making it.
+
+    Args:
+      dataset: of which an iterator `order.only_draws_when_opened`.
+    """
+    for part, _ in reshuffling_parts(dataset):
+        _generator(part).draw()
 
 
 def handle_of(shuffle: tf.data.Dataset) -> tf.Tensor | None:
@@ -184,7 +201,11 @@ class _Probe:
         self._iterator = tf.raw_ops.AnonymousIteratorV3(
             output_types=self._dataset._flat_types, output_shapes=self._dataset._flat_shapes
         )
-        tf.raw_ops.MakeIterator(dataset=self._dataset._variant_tensor, iterator=self._iterator)
+        self.open()
+
+    def open(self) -> None:
+        with tf.init_scope(), tf.device("/device:CPU:0"):
+            tf.raw_ops.MakeIterator(dataset=self._dataset._variant_tensor, iterator=self._iterator)
 
     def save(self) -> _State:
         with tf.init_scope(), tf.device("/device:CPU:0"):

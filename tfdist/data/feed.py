@@ -580,7 +580,9 @@ class Feeds:
             if not on_servers and job.task_master is not None:
                 call = _direct(job.task_master)
             else:
-                self._control = ControlClient(cluster, settings.secret, address, master)
+                self._control = ControlClient(
+                    cluster, settings.secret, address, master, settings.tls
+                )
                 call = _remote(self._control)
         return TaskClient(
             self.cluster, uuid.uuid4().hex, call, master, settings.rendezvous_timeout, self._closed

@@ -12,8 +12,9 @@ import tensorflow as tf
 from tfdist._types import DistributedData
 from tfdist.data import order
 from tfdist.data.background_release import release_in_background
-from tfdist.data.draws import Drawing, generators, generators_of_opening
+from tfdist.data.draws import Drawing, draw_for_opening, generators, generators_of_opening
 from tfdist.data.order import (
+    only_draws_when_opened,
     opens_at_first_element,
     reshuffles,
     shuffles,
@@ -267,6 +268,23 @@ class Openings:
                 self._of_all(next_one.batches),
                 next_one.openings_read,
             )
+
+    def pass_over(self) -> bool:
+        """Counts an iterator that will not be read, without making it, if that has the same effect.
+
+        Returns:
+          Whether it is counted; else it is to be made.
+        """
+        if self._next is not None or not isinstance(self.source, DatasetSource):
+            return False
+        (dataset,) = self.source.datasets
+        if not only_draws_when_opened(dataset):
+            return False
+        target = self.next_opening
+        self.opening, self.batches, self.openings_read = target.opening, 0, target.openings_read
+        self.draws = self.drawn()
+        draw_for_opening(dataset)
+        return True
 
     def __iter__(self) -> tf.data.Iterator | tf.distribute.DistributedIterator:
         target, self._next = self.next_opening, None

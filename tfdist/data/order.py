@@ -132,6 +132,20 @@ def opens_at_first_element(dataset: tf.data.Dataset) -> bool:
     )
 
 
+def only_draws_when_opened(dataset: tf.data.Dataset) -> bool:
+    """Whether each iterator draws the orders of shuffles when it is made, and does nothing else."""
+    are_drawn_at_once = all(at_once for _, at_once in reshuffling_parts(dataset))
+    return (
+        are_drawn_at_once
+        and not dataset.options().experimental_warm_start
+        and all(
+            type(node).__module__.startswith("tensorflow.python.data.ops.")
+            and not type(node).__name__.startswith(("_DataService", "_RandomDataset", "_Snapshot"))
+            for node, _ in _nodes(dataset)
+        )
+    )
+
+
 def reads_files(dataset: tf.data.Dataset) -> bool:
     """Whether TensorFlow would give each worker files of its own."""
     return any(

@@ -175,7 +175,9 @@ def serve(cluster: Cluster, settings: Settings) -> NoReturn:
     with contextlib.ExitStack() as stack:
         if settings.metrics_port is not None:
             serve_metrics = _providers.provider("serve_metrics")
-            stack.enter_context(contextlib.closing(serve_metrics(cluster, settings)))
+            exporter = serve_metrics(cluster, settings)
+            if exporter is not None:
+                stack.enter_context(contextlib.closing(exporter))
         raise SystemExit(task.serve())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,6 +25,32 @@ _SAMPLED_ROWS = 64
 _READ_AHEAD = 256 << 10
 # Numbers of records, and none.
 _NUMBERS, _NONE = tf.TensorSpec([None], tf.int64), np.zeros(0, np.int64)
+_SOURCE = "tfdist_source"
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordSource:
+    """Reads the records of tasks, whoever deals them out.
+
+    Attributes:
+      spec: the data.
+      describe: cuts the data into tasks; reads all files.
+      read: returns the content that `signature` describes, of some rows of a task. The rows are
+        consecutive unless the spec shuffles.
+      signature: of `read`.
+      records_of: makes a dataset of records of a dataset of such contents.
+    """
+
+    spec: Spec
+    describe: Callable[[], Description]
+    read: Callable[[OwnedTask, np.ndarray], Nested]
+    signature: Nested
+    records_of: Callable[[tf.data.Dataset], tf.data.Dataset]
+
+
+def source_of(dataset: object) -> RecordSource | None:
+    """Returns the source of a dataset as a `from_...` function has returned it, else `None`."""
+    return getattr(dataset, _SOURCE, None)
 
 
 def from_ranges(
@@ -149,7 +176,7 @@ def from_files(
     Args:
       patterns: a pattern such as "/data/train-*.tfrecord", or a list of paths and patterns; local
         or of any file system of `tf.io.gfile`. Files must not be compressed.
-      reader: "tfrecord" or "lines".
+      reader: "tfrecord", "lines" or "parquet", whose row groups are cut into tasks.
       task_size: how many records of a file a worker takes at a time.
       header: lines that each file begins with and that are no records.
       epochs: as for `from_ranges`.
@@ -159,12 +186,13 @@ def from_files(
       name: as for `from_ranges`.
 
     Returns:
-      A dataset of string scalars: in each process the records that it has taken. Going through it
-      once is an epoch.
+      A dataset of string scalars, or of dicts of columns from Parquet files: in each process the
+      records that it has taken. Going through it once is an epoch.
 
     Raises:
       FileNotFoundError: no file matches.
-      ValueError: an argument is out of its range; a file is listed twice.
+      ValueError: an argument is out of its range; a file is listed twice, or is no Parquet file.
+      ImportError: Parquet files need pyarrow.
 
     Example:
 
@@ -197,10 +225,27 @@ def from_files(
             )
         return paths[file]
 
+    if reader == "parquet":
+        # Not above: it needs an extra.
+        from tfdist.data import parquet_rows
+
+        columns = parquet_rows.signature(paths[0])
+
+        def read_rows(task: OwnedTask, rows: np.ndarray) -> Nested:
+            found = parquet_rows.read(path_of(task), task.place[3], task.size)
+            return {column: found[column][rows] for column in columns}
+
+        empty_rows = {
+            column: np.zeros([0, *kind.shape[1:]], kind.dtype.as_numpy_dtype)
+            for column, kind in columns.items()
+        }
+        unbatch = tf.data.Dataset.unbatch
+        return _dataset(name, spec, describe, read_rows, empty_rows, columns, unbatch)
+
     if reader == "lines":
 
         def read_lines(task: OwnedTask, rows: np.ndarray) -> Nested:
-            path, (_, offset, size) = path_of(task), task.place
+            path, (_, offset, size, _) = path_of(task), task.place
             lines = files.lines_of(files.read(path, offset, size))
             if len(lines) != task.size:
                 raise ValueError(
@@ -215,7 +260,11 @@ def from_files(
         return _dataset(name, spec, describe, read_lines, nothing, signature, unbatch)
 
     def read_records(task: OwnedTask, rows: np.ndarray) -> Nested:
-        return path_of(task), np.int64(task.place[1]), np.int64(task.size), rows
+        path, (_, offset, size, _) = path_of(task), task.place
+        if not shuffle and rows.size and rows[0]:
+            # Not through the records before: one of them may be damaged.
+            offset = files.offsets_of(path, offset, size)[rows[0]]
+        return path, np.int64(offset), np.int64(task.size), rows
 
     signature = (
         tf.TensorSpec([], tf.string),
@@ -269,7 +318,9 @@ def _dataset(
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.deterministic = True
     read_tasks = tf.data.Dataset.from_generator(chunks, output_signature=signature)
-    return mark(records_of(read_tasks).with_options(options), feed)
+    dataset = mark(records_of(read_tasks).with_options(options), feed)
+    setattr(dataset, _SOURCE, RecordSource(spec, describe, read, signature, records_of))
+    return dataset
 
 
 def _rows(feed: Feed, task: OwnedTask) -> np.ndarray:
@@ -291,7 +342,7 @@ def _records(shuffle: bool) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
         )
         records = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))
         if not shuffle:
-            return records.take(size).skip(size - tf.size(rows, tf.int64))
+            return records.take(tf.size(rows, tf.int64))
         whole = records.take(size).batch(tf.maximum(size, 1))
         return whole.flat_map(
             lambda task: tf.data.Dataset.from_tensor_slices(tf.gather(task, rows))

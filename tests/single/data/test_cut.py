@@ -59,6 +59,20 @@ def test_a_batch_of_fewer_rows_than_workers():
     assert_same_shares(lambda: rows(9).map(changed).batch(4), 6)
 
 
+@pytest.mark.parametrize("name", [*ELEMENTS][:4])
+@pytest.mark.parametrize(("size", "workers", "devices"), [(10, 3, 1), (4, 6, 1), (8, 2, 3)])
+def test_batches_that_are_known_to_be_full(name, size, workers, devices):
+    assert_same_shares(lambda: ELEMENTS[name](size * 4).batch(size), workers, devices)
+
+
+def test_batches_of_an_endless_source_are_full():
+    make = lambda: rows(9).shuffle(9, seed=2).repeat().map(changed).batch(4)  # noqa: E731
+    assert plan_of(make()).has_full_batches
+    assert_same_shares(lambda: make().take(7), 3)
+    assert not plan_of(rows(9).map(changed).batch(4)).has_full_batches
+    assert not plan_of(rows(8).filter(lambda a, b: a < 7).map(changed).batch(4)).has_full_batches
+
+
 def test_a_dataset_without_rows():
     plan = plan_of(rows(0).map(changed).batch(4))
     assert list(share_of(plan, 2, 1)) == []

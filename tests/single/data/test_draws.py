@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data import draws
+from tfdist.data import draws, order
 
 
 def _range(rows=10):
@@ -110,6 +110,49 @@ def test_what_draws_when_an_iterator_is_made(above, at_once, draws_of_opening):
     iterator = iter(dataset)
     assert draws.drawn([dataset]) == [draws_of_opening]
     del iterator
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _range().shuffle(10, seed=1).batch(2),
+        lambda: tf.data.Dataset.zip(_range().shuffle(9, seed=1), _range().shuffle(9, seed=2)),
+        lambda: (lambda shuffled: tf.data.Dataset.zip(shuffled, shuffled))(_range().shuffle(9)),
+        lambda: _range().shuffle(9, reshuffle_each_iteration=False).map(lambda x: x + 1),
+        lambda: _range().interleave(lambda x: tf.data.Dataset.range(x).shuffle(3)),
+    ],
+    ids=["shuffled", "two", "one, read twice", "in one order", "in a function"],
+)
+def test_an_opening_may_be_drawn_without_an_iterator(make):
+    dataset = make()
+    assert order.only_draws_when_opened(dataset)
+    before = draws.drawn([dataset])
+    iter(dataset)
+    opened = draws.drawn([dataset])
+    draws.go_to([dataset], before)
+    draws.draw_for_opening(dataset)
+    assert draws.drawn([dataset]) == opened
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _range().shuffle(10).repeat(2),
+        lambda: _range().shuffle(10).cache(),
+        lambda: _range().shuffle(10).shuffle(10),
+        lambda: tf.data.Dataset.sample_from_datasets([_range(), _range()]),
+        lambda: _range().with_options(_warm_start()),
+    ],
+    ids=["repeated", "cached", "shuffled twice", "sampled", "warm start"],
+)
+def test_an_opening_that_may_do_more(make):
+    assert not order.only_draws_when_opened(make())
+
+
+def _warm_start():
+    options = tf.data.Options()
+    options.experimental_warm_start = True
+    return options
 
 
 def test_what_has_no_draws():

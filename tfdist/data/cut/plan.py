@@ -13,6 +13,7 @@ are applied to this worker's rows. If no element is mapped, the batch is a part 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from typing import Any
 
@@ -91,6 +92,14 @@ class CutPlan:
     drops_rest: bool
     batches: tuple[Any, ...]
     shares: tuple[Any, ...]
+
+    @functools.cached_property
+    def has_full_batches(self) -> bool:
+        """Whether all batches are known to have `size` rows."""
+        rows = tf.get_static_value(nodes.below(self.batch).cardinality())
+        if self.drops_rest or rows == tf.data.INFINITE_CARDINALITY:
+            return True
+        return rows is not None and rows >= 0 and rows % self.size == 0
 
     @property
     def cached(self) -> tf.data.Dataset | None:

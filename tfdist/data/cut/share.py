@@ -105,7 +105,7 @@ class _Share:
     @property
     def is_constant(self) -> bool:
         """Whether all batches have the same number of rows."""
-        return self.plan.drops_rest
+        return self.plan.has_full_batches
 
     @property
     def slots(self) -> int:
@@ -185,7 +185,7 @@ def _own_batches(share: _Share) -> tf.data.Dataset:
     """Returns this worker's batches, each with the number of rows of its global batch."""
     plan = share.plan
     if plan.elements:
-        batches = mapped(plan, _own_rows(share), share.slots, share.is_constant)
+        batches = mapped(plan, _own_rows(share), share.slots, plan.drops_rest)
     else:
         batches = mapped_batches(plan, with_whole(groups_of(plan), share.own_rows))
     batches = batches.map(share.trimmed)
@@ -307,23 +307,33 @@ def with_whole(groups: tf.data.Dataset, call: Callable[[Nested], Any]) -> tf.dat
 def _own_rows(share: _Share) -> tf.data.Dataset:
     """Returns this worker's rows before the maps, each with the rows of its global batch."""
     groups = groups_of(share.plan)
-    cut = _rows_of_batch if has_dense_elements(share.plan) else _rows_of_window
+    is_dense = has_dense_elements(share.plan)
+    begin, end = share.own(share.plan.size)
+    if is_dense and share.is_constant and begin < end:
+        return _rows_without_functions(share, groups)
+    cut = _rows_of_batch if is_dense else _rows_of_window
     # `flat_map` unpacks a tuple.
     if type(groups.element_spec) is tuple:
         return groups.flat_map(lambda *group: cut(share, group))
     return groups.flat_map(lambda group: cut(share, group))
 
 
+def _rows_without_functions(share: _Share, groups: tf.data.Dataset) -> tf.data.Dataset:
+    """Each function of a dataset costs some milliseconds when the dataset is opened."""
+    size = share.plan.size
+    begin, end = share.own(size)
+    parts = [part for part in (begin, end - begin, size - end) if part]
+    own = groups.rebatch(parts).shard(len(parts), int(begin > 0)).unbatch()
+    sizes = tf.data.Dataset.from_tensors(tf.constant(size, tf.int64)).repeat()
+    return tf.data.Dataset.zip((own, sizes))
+
+
 def _rows_of_batch(share: _Share, batch: Nested) -> tf.data.Dataset:
     rows = rows_in(batch)
     begin, _ = share.own(rows)
     filled = share.filled(rows)
-    first, last = share.own(share.plan.size)
-    if share.is_constant and first < last:
-        own = rows_between(batch, first, last)
-    else:
-        at = tf.minimum(begin + tf.range(filled), rows - 1)
-        own = tf.nest.map_structure(lambda value: tf.gather(value, at), batch)
+    at = tf.minimum(begin + tf.range(filled), rows - 1)
+    own = tf.nest.map_structure(lambda value: tf.gather(value, at), batch)
     return tf.data.Dataset.from_tensor_slices((own, tf.fill([filled], rows)))
 
 

@@ -123,11 +123,14 @@ class Description:
         return len(self.places) if spec.kind == "files" else -(-spec.records // spec.task_size)
 
     def place(self, task: int) -> list[int]:
-        """Returns where a task is: file, offset and bytes, or the number of its first record."""
+        """Returns where a task is, or the number of its first record.
+
+        Of files: the file's index, offset and bytes, and the first record's number in the file.
+        """
         if self.spec.kind != "files":
             return [task * self.spec.task_size]
         place = self.places[task]
-        return [place.file, place.offset, place.size]
+        return [place.file, place.offset, place.size, place.first]
 
     def name(self, task: int, done: int = 0) -> str:
         """Names the records of a task that are not trained, for messages.

@@ -36,16 +36,16 @@ def run(address: str | None, job: Path | None = None, watch: float | None = None
     try:
         if None not in (job, address):
             raise ClusterConfigError("expected one of --address and --job, received both")
-        cluster, secret = observer.cluster_and_secret(job)
+        access = observer.Access.to(job)
         if address is not None:
             addresses = [_checked(address)]
         else:
-            addresses = masters_of(cluster or tf_config_text() or "")
+            addresses = masters_of(access.cluster or tf_config_text() or "")
     except ClusterConfigError as error:
         print(f"tfdist tasks: error: {printable(str(error))}", file=sys.stderr)
         return 2
     command = observer.Observer("tfdist tasks")
-    controls = [command.client(secret, one, f"the task at {one}") for one in addresses]
+    controls = [command.client(access, one, f"the task at {one}") for one in addresses]
     try:
         while True:
             text, problem = _report(controls)

@@ -154,7 +154,7 @@ def test_an_epoch_of_two_workers(job):
     assert one.begin("train", -1, 1).epoch == 0
     mine = one.lease("train", 0, waits=True, wait=0.0)
     other = two.lease("train", 0, waits=True, wait=0.0)
-    assert (mine.place, other.place) == ((0, 0, 60), (0, 60, 40))
+    assert (mine.place, other.place) == ((0, 0, 60, 0), (0, 60, 40, 2))
     assert one.report("train", {mine.lease: 2}) == []
     assert one.report("train", {mine.lease: 2}) == []  # it has ended
     assert two.report("train", {mine.lease: 2}) == [mine.lease]
