@@ -10,7 +10,8 @@ RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels 
 
 FROM python:3.11-slim
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir /wheels/*.whl && rm -rf /wheels
+# cryptography is for encrypted connections (--tls).
+RUN pip install --no-cache-dir /wheels/*.whl "cryptography>=42" && rm -rf /wheels
 # Its number, not its name: Kubernetes' runAsNonRoot cannot look up names.
 RUN useradd --uid 10001 --create-home tfdist
 USER 10001

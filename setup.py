@@ -220,6 +220,7 @@ setup(
             "check-jsonschema",
             # Pinned: another release would format the same code in another way.
             "clang-format==21.1.2",
+            "cryptography>=42",
             # Checks manifests against the schemas in tests/support/kubernetes_schemas.
             "jsonschema",
             # Pinned: tfdist replaces functions of this release. 1.4 MB of Python, with kt-legacy.
@@ -235,6 +236,7 @@ setup(
             "ruff",
             "scikit-learn",
             "tensorflow-estimator==2.15.0",
+            *EXTRAS["serve"],
             "tf_keras",
         ],
     },

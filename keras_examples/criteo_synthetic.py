@@ -65,7 +65,7 @@ class Products(keras.layers.Layer):
         return (shape[0], shape[1] * (shape[1] - 1) // 2)
 
 
-def build_model(width: int, min_count: int) -> keras.Model:
+def build_model(width: int, min_count: int, placement: str | None = None) -> keras.Model:
     """A table for each categorical feature, whose rows hold a weight and a vector of `width`.
 
     The weights are added. The vectors' products go through a perceptron, together with the output
@@ -76,7 +76,11 @@ def build_model(width: int, min_count: int) -> keras.Model:
     dense = perceptron(numeric, (64, width))
     rows = [
         tfdist.layers.Embedding(
-            output_dim=1 + width, optimizer="adagrad", min_count=min_count, name=f"feature_{i}"
+            output_dim=1 + width,
+            optimizer="adagrad",
+            min_count=min_count,
+            placement=placement,
+            name=f"feature_{i}",
         )(ids[:, i])
         for i in range(criteo.CATEGORICAL)
     ]
@@ -87,18 +91,21 @@ def build_model(width: int, min_count: int) -> keras.Model:
     return keras.Model({"numeric": numeric, "ids": ids}, keras.layers.Dense(1)(above) + weights)
 
 
-def examples(seed: int, first: int, count: int, size: int) -> tf.data.Dataset:
+def clicks(seed: int, first: int, count: int, size: int) -> tf.data.Dataset:
     """Batches for the model, from numbered blocks of clicks."""
 
     def prepared(numeric: tf.Tensor, ids: tf.Tensor, label: tf.Tensor) -> tuple[dict, tf.Tensor]:
         logs = tf.math.log1p(numeric)
         return {"numeric": tf.where(tf.math.is_nan(logs), 0.0, logs), "ids": ids}, label
 
+    return criteo.batches(seed, first, count, size).map(prepared).prefetch(4)
+
+
+def examples(seed: int, first: int, count: int, size: int) -> tf.data.Dataset:
+    """Batches as `clicks`, of which each worker has its own."""
     options = tf.data.Options()
-    # Each worker has its own blocks.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    blocks = criteo.batches(seed, first, count, size)
-    return blocks.map(prepared).prefetch(4).with_options(options)
+    return clicks(seed, first, count, size).with_options(options)
 
 
 class Clock(keras.callbacks.Callback):

@@ -132,6 +132,13 @@ want_package() {
   fi
 }
 
+# need_openssl: the program with which tests make certificates. Its package brings libssl.so.3, too.
+need_openssl() {
+  command -v openssl >/dev/null && return 0
+  want_package openssl
+  command -v openssl >/dev/null || stop "the tests of encryption need the program openssl"
+}
+
 # want_images: Fashion-MNIST. Without it keras_examples/data.py lets Keras download the images, and as the last resort
 # reads scikit-learn's digits.
 want_images() {
@@ -297,6 +304,7 @@ build_library() {
 test_release() {
   cd "$ROOT"
   stage "tools" "see the messages above" need_tools
+  stage "openssl" "apt-get install openssl" need_openssl
   stage "virtual environment" "remove $VENV and run $SCRIPT again" need_venv
   stage "TensorFlow, tfdist and its op library" \
     "pip needs a package index, and 4 GB free on the disk; the compiler's messages are above" need_release

@@ -28,8 +28,13 @@ class StrategyBase(tf.distribute.Strategy):
     _step_counter: StepCounter | None = None
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """Returns a context manager in which variables and models are made for this strategy."""
+        """Returns a context manager in which variables and models are made for this strategy.
+
+        Raises:
+          ValueError: a `keras.distribution` is set, which Keras ignores with TensorFlow.
+        """
         keras.repair_tf_keras()  # it may have been imported since
+        keras.refuse_keras_distribution()
         return super().scope()
 
     @property

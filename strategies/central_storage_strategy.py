@@ -14,6 +14,7 @@ from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._devices import check_device, check_devices
 from tfdist.strategies._extended.central_storage import CentralStorageExtended, is_per_replica
 from tfdist.strategies.communication_options import check_clip
+from tfdist.tracebacks import ends_at_caller
 
 
 class CentralStorageStrategy(StrategyBase, tf.distribute.experimental.CentralStorageStrategy):
@@ -52,6 +53,7 @@ class CentralStorageStrategy(StrategyBase, tf.distribute.experimental.CentralSto
     ```
     """
 
+    @ends_at_caller
     def __init__(
         self,
         compute_devices: Sequence[str] | None = None,

@@ -29,6 +29,7 @@ from tfdist.strategies.communication_options import CommunicationOptions
 from tfdist.strategies.multi_worker_mirrored_strategy import (
     MultiWorkerMirroredStrategy,
 )
+from tfdist.tracebacks import ends_at_caller
 
 _log = logging.getLogger("tfdist")
 SLOTS = ("keep", "average", "reset")
@@ -82,6 +83,7 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
     ```
     """
 
+    @ends_at_caller
     def __init__(
         self,
         sync_every: int,

@@ -15,6 +15,7 @@ from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._devices import check_devices
 from tfdist.strategies._extended.mirrored import MirroredExtended
 from tfdist.strategies.communication_options import check_clip
+from tfdist.tracebacks import ends_at_caller
 
 
 class MirroredStrategy(StrategyBase, tf.distribute.MirroredStrategy):
@@ -49,6 +50,7 @@ class MirroredStrategy(StrategyBase, tf.distribute.MirroredStrategy):
     ```
     """
 
+    @ends_at_caller
     def __init__(
         self,
         devices: Sequence[str] | None = None,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist import keras, ops
+from tfdist.compression import NoCompression
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
+from tfdist.config.sharding import Sharding
 from tfdist.elastic.job import ElasticJob
 from tfdist.errors import ClusterConfigError
 
@@ -15,10 +17,12 @@ from tfdist.errors import ClusterConfigError
 from tfdist.internals.tensorflow import CommunicationImplementation, distribute_lib
 from tfdist.job import process
 from tfdist.job.start import start
+from tfdist.ops.collectives.tuned_buckets import AUTO
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._extended.multi_worker_mirrored import MultiWorkerMirroredExtended
 from tfdist.strategies._variables.remote_tables import RemoteTables
 from tfdist.strategies.communication_options import CommunicationOptions
+from tfdist.tracebacks import ends_at_caller
 
 
 class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirroredStrategy):
@@ -32,7 +36,8 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
     (`TFDIST_RENDEZVOUS_TIMEOUT`, 5 minutes) and applies tfdist's repairs of Keras.
 
     A cluster may have `ps` tasks, for the tables of `tfdist.layers.Embedding`. In such a task
-    creating the strategy serves until the job has ended, and then ends the process.
+    creating the strategy serves until the job has ended, and then ends the process. In a cluster
+    without `ps` tasks each worker holds its share of the rows, and serves the others.
 
     A worker uses all its GPUs, else all its logical CPU devices: one, unless
     `tf.config.set_logical_device_configuration` makes more. The gradients of a worker's devices are
@@ -47,15 +52,19 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         and RING mean tfdist's collectives, NCCL means TensorFlow's own, unchanged; `compression`
         compresses gradients; `clip` selects the gradients that optimizers with `clipnorm` and the
         like clip.
-      checkpoint_dir: where parameter servers keep snapshots of embedding tables; `None` keeps none.
+      checkpoint_dir: where the processes that hold embedding tables keep snapshots of them; `None`
+        keeps none.
       checkpoint_every: seconds between such snapshots.
       durability: as in `tfdist.ParameterServerStrategy`, for these tables.
       elastic: a `tfdist.Elastic`: workers may die, join and leave during `fit`; `None` reads
         `TFDIST_ELASTIC`. See docs/guides/elastic.md.
+      sharding: a `tfdist.Sharding`: divides the optimizer's state over the workers; `None`: each
+        worker has a copy. See docs/guides/large_models.md.
 
     Raises:
       tfdist.errors.ClusterConfigError: an invalid cluster, or the workers have different numbers of
-        devices.
+        devices, or another sharding.
+      ValueError: `sharding` together with an option that it does not know.
       tfdist.errors.RendezvousTimeoutError: workers were missing at the deadline.
       tfdist.errors.AuthenticationError: the tasks do not hold the same secret.
       tfdist.errors.AddressInUseError: this worker's port is taken.
@@ -71,6 +80,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
     ```
     """
 
+    @ends_at_caller
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
@@ -80,11 +90,14 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         checkpoint_every: float = 600.0,
         durability: str = "warn",
         elastic: Elastic | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         cluster = None if cluster_resolver is None else Cluster.from_resolver(cluster_resolver)
         cluster = start(cluster, checkpoint_dir, keras.apply_repairs)
         options = CommunicationOptions.of(communication_options)
         elastic = process.current.elastic(cluster, elastic)
+        if sharding is not None:
+            _check_sharding(sharding, options, elastic)
         if elastic is not None:
             from tfdist.strategies._extended.elastic import ElasticExtended  # is built on this one
 
@@ -102,7 +115,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
             return
         # Skips the parent's constructor, which would start a TensorFlow server and its collectives.
         distribute_lib.Strategy.__init__(
-            self, MultiWorkerMirroredExtended(self, cluster, cluster_resolver, options)
+            self, MultiWorkerMirroredExtended(self, cluster, cluster_resolver, options, sharding)
         )
         if cluster.rank is not None:
             self.extended.tables = RemoteTables(
@@ -136,3 +149,28 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
     def __deepcopy__(self, memo: dict) -> MultiWorkerMirroredStrategy:
         # Estimator's RunConfig copies itself; connections to the other workers cannot be copied.
         return self
+
+
+def _check_sharding(
+    sharding: Sharding, options: CommunicationOptions, elastic: Elastic | None
+) -> None:
+    """Raises ValueError if other options do not go with sharding."""
+    if not isinstance(sharding, Sharding):
+        raise TypeError(
+            f"MultiWorkerMirroredStrategy: expected a tfdist.Sharding, received {sharding!r}"
+        )
+    received = None
+    if elastic is not None:
+        received = "an elastic job: a lost worker's part of the optimizer's state is lost"
+    elif options.implementation == CommunicationImplementation.NCCL:
+        received = "implementation NCCL, whose collectives are TensorFlow's"
+    elif options.bytes_per_pack == AUTO:
+        received = "bytes_per_pack 'auto', which tunes an all-reduce"
+    elif not isinstance(options.compression, NoCompression | None):
+        received = f"{options.compression}, which compresses an all-reduce"
+    if received is not None:
+        raise ValueError(
+            "MultiWorkerMirroredStrategy: expected implementation AUTO or RING, a size as "
+            "bytes_per_pack, no compression and a fixed number of workers with "
+            f"{sharding}, received {received}"
+        )

@@ -11,6 +11,7 @@ from tfdist.internals.tensorflow import distribute_lib
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._devices import check_device
 from tfdist.strategies._extended.one_device import OneDeviceExtended
+from tfdist.tracebacks import ends_at_caller
 
 
 class OneDeviceStrategy(StrategyBase, tf.distribute.OneDeviceStrategy):
@@ -26,6 +27,7 @@ class OneDeviceStrategy(StrategyBase, tf.distribute.OneDeviceStrategy):
       ValueError: there is no such device.
     """
 
+    @ends_at_caller
     def __init__(self, device: str) -> None:
         keras.apply_repairs()
         # Skips the parent's constructor, which would make its own extended object.

@@ -20,6 +20,7 @@ from tfdist.strategies._extended.parameter_server import ParameterServerExtended
 from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.placement import Placement
 from tfdist.strategies.communication_options import check_clip
+from tfdist.tracebacks import ends_at_caller
 
 _OPTIMIZERS = ("auto", "server", "worker")
 
@@ -103,6 +104,7 @@ class ParameterServerStrategy(StrategyBase):
             "fit trains. docs/guides/parameter_server.md ports a loop of schedule and join"
         )
 
+    @ends_at_caller
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
         ops,
         ray,
         rules,
+        serving,
     )
     from tfdist.compression.casts import Compression
     from tfdist.config.cluster import Cluster
     from tfdist.config.elastic import Elastic
     from tfdist.config.resolver import ClusterResolver
+    from tfdist.config.sharding import Sharding
     from tfdist.embedding import EmbeddingTable
     from tfdist.embedding.export import export_for_serving
     from tfdist.horovod.optimizer import DistributedOptimizer, load_model
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from tfdist.job.variables import broadcast_variables
     from tfdist.observe.metrics.counters import count_samples
     from tfdist.ops import join
+    from tfdist.prediction.predict import predict
     from tfdist.preemption.saved import mark_saved
     from tfdist.preemption.training import stop_requested
     from tfdist.startup import init
@@ -82,6 +85,7 @@ _MODULE_OF = {
     "ParameterServerStrategy": "tfdist.strategies",
     "PartialDistributedGradientTape": "tfdist.horovod.partial",
     "PartialDistributedOptimizer": "tfdist.horovod.partial",
+    "Sharding": "tfdist.config.sharding",
     "SyncBatchNormalization": "tfdist.horovod.sync_batch_normalization",
     "TPUStrategy": "tfdist.strategies",
     "all_gather_object": "tfdist.job.objects",
@@ -99,6 +103,7 @@ _MODULE_OF = {
     "local_size_op": "tfdist.job.rank_ops",
     "mark_saved": "tfdist.preemption.saved",
     "new_group": "tfdist.job.groups",
+    "predict": "tfdist.prediction.predict",
     "rank": "tfdist.job.process",
     "rank_op": "tfdist.job.rank_ops",
     "size": "tfdist.job.process",
@@ -107,8 +112,9 @@ _MODULE_OF = {
 }
 # The functions of the packages above it that `tfdist.ops` calls.
 _providers.register("default_communicator", "tfdist.job.process", "communicator")
-# The functions of a package above them that `tfdist.job` and the servers call.
+# The functions of packages above them that `tfdist.job` and the servers call.
 _providers.register("serve_metrics", "tfdist.observe.metrics.exporter", "serve")
+_providers.register("free_ports", "tfdist.launch.ports")
 # The functions of a package above it that `tfdist.config` calls.
 _providers.register("exchange_addresses", "tfdist.job.address_exchange")
 # The functions of a package above it that `tfdist.data` calls.
@@ -127,6 +133,7 @@ _MODULES = (
     "ops",
     "ray",
     "rules",
+    "serving",
 )
 
 __all__ = [
@@ -147,6 +154,7 @@ __all__ = [
     "ParameterServerStrategy",
     "PartialDistributedGradientTape",
     "PartialDistributedOptimizer",
+    "Sharding",
     "SyncBatchNormalization",
     "TPUStrategy",
     "__version__",
@@ -174,10 +182,12 @@ __all__ = [
     "mark_saved",
     "new_group",
     "ops",
+    "predict",
     "rank",
     "rank_op",
     "ray",
     "rules",
+    "serving",
     "size",
     "size_op",
     "stop_requested",

@@ -21,9 +21,14 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "plan": ("matplotlib",),
     # `tfdist.ray.run`.
     "ray": ("ray>=2.40",),
+    # The messages of `tfdist serve`. Each release wants a TensorFlow at least as new as itself: pip
+    # takes the release that fits, if the installed TensorFlow is named beside it.
+    "serve": ("tensorflow-serving-api>=2.16,<3",),
     # The program that shows the files of `tfdist.callbacks.Metrics` and `PsStats`, and of Keras's
     # callback `TensorBoard`; writing them does not need it.
     "tensorboard": ("tensorboard",),
+    # Certificates of encrypted connections; 42 makes and reads them as they are used here.
+    "tls": ("cryptography>=42",),
 }
 
 

@@ -258,7 +258,7 @@ class _Incomplete:
     def name(self) -> str:
         """Returns the path of a file that does not exist."""
         job, number = self._term._in_names
-        writer = f"{_machine()}-{os.getpid()}-{secrets.token_hex(4)}-{job}.{number}"
+        writer = f"{machine_id()}-{os.getpid()}-{secrets.token_hex(4)}-{job}.{number}"
         self._own.append(os.path.join(self._folder, f"{_PREFIX}{writer}-{self._ending or ''}"))
         return self._own[-1]
 
@@ -286,7 +286,7 @@ class _Incomplete:
         """Removes files that no process writes any more."""
         others = []
         for path, machine, process, _ in self._of_others():
-            if machine == _machine() and not _lives(process):
+            if machine == machine_id() and not _lives(process):
                 _remove(path)
             else:
                 others.append(path)
@@ -344,7 +344,7 @@ def _lives(process: int) -> bool:
 
 
 @functools.cache
-def _machine() -> str:
+def machine_id() -> str:
     """Identifies a set of processes whose ids differ: a machine since its start, or a container."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):

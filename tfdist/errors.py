@@ -5,10 +5,13 @@ TfdistError
 ├── ClusterConfigError           (ValueError)       the cluster or a setting is wrong
 ├── NotInitializedError          (RuntimeError)     a call needs a job that this process is not in
 ├── RendezvousTimeoutError       (TimeoutError)     some ranks did not come in time
-├── AuthenticationError          (PermissionError)  two tasks do not hold the same secret
+├── AuthenticationError          (PermissionError)  two tasks have other secrets or certificates
+├── CertificateError             (ValueError)       TLS: a certificate or key cannot be used
+├── TlsLibraryError              (OSError)          TLS: there is no OpenSSL 3
 ├── AddressInUseError            (OSError)          this task's port is taken
 ├── CheckpointError              (ValueError)       a parameter server's snapshot is damaged
 ├── ModelDirError                (OSError)          an Estimator's model_dir cannot be written
+├── PredictionError              (ValueError)       a record, model or folder of a prediction is bad
 ├── RayJobError                  (RuntimeError)     a job on Ray has failed, or found no room
 ├── OpLibraryError               (ImportError)      the C++ op library cannot be loaded
 ├── UnsupportedKerasError        (ImportError)      Keras 3 is too old, or newer than tested
@@ -41,7 +44,15 @@ class RendezvousTimeoutError(TfdistError, TimeoutError):
 
 
 class AuthenticationError(TfdistError, PermissionError):
-    """Two tasks do not hold the same shared secret; the message names both."""
+    """Two tasks do not hold the same shared secret, or one of them does not encrypt; names both."""
+
+
+class CertificateError(TfdistError, ValueError):
+    """A certificate, key or authority of TLS is damaged, expired, or does not fit the others."""
+
+
+class TlsLibraryError(TfdistError, OSError):
+    """TLS needs OpenSSL 3 (`libssl.so.3`), which is absent or too old."""
 
 
 class AddressInUseError(TfdistError, OSError):
@@ -54,6 +65,10 @@ class CheckpointError(TfdistError, ValueError):
 
 class ModelDirError(TfdistError, OSError):
     """The chief cannot write an Estimator's `model_dir`; the message says why."""
+
+
+class PredictionError(TfdistError, ValueError):
+    """A prediction's record, model, input or output folder is bad; the message names it."""
 
 
 class RayJobError(TfdistError, RuntimeError):

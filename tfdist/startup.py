@@ -6,8 +6,10 @@ from tfdist.config.cluster import Cluster
 from tfdist.job import process
 from tfdist.job.start import start
 from tfdist.keras import keep_ops_from_xla
+from tfdist.tracebacks import ends_at_caller
 
 
+@ends_at_caller
 def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -> Cluster:
     """Serves until the job has ended in a `ps` or data task; returns at once in every other task.
 
@@ -34,8 +36,9 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
 
     Raises:
       SystemExit: in a `ps` or data task, once it has served.
-      tfdist.errors.ClusterConfigError: a bad `TF_CONFIG`; or an elastic job has other tasks than
-        workers. A job with `ps` tasks begins with its strategy.
+      tfdist.errors.ClusterConfigError: a bad `TF_CONFIG`; this task's certificate cannot be used;
+        or an elastic job has other tasks than workers. A job with `ps` tasks begins with its
+        strategy.
       tfdist.errors.AddressInUseError: the port of this `ps` or data task is taken.
       tfdist.errors.RendezvousTimeoutError: founders of an elastic job were missing at the deadline.
 

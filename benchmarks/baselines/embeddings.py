@@ -58,7 +58,7 @@ class Workload:
         """The bytes of a row and a gradient for each id of a step."""
         return 2 * self.tables * self.ids * self.width * 4
 
-    def verify(self, who: str, table: int, steps: int, read: Any) -> None:
+    def verify(self, who: str, table: int, steps: int, read: Any, together: int = 1) -> None:
         """Raises unless a table's rows are as after `steps` sequential steps.
 
         Args:
@@ -66,8 +66,12 @@ class Workload:
           table: its index.
           steps: their number.
           read: returns the rows of ids.
+          together: the number of draws whose gradients make one step.
         """
-        drawn = [self.draw(number)[table].numpy() for number in range(steps)]
+        drawn = [
+            np.concatenate([self.draw(step * together + i)[table].numpy() for i in range(together)])
+            for step in range(steps)
+        ]
         touched = np.unique(np.concatenate(drawn))
         rows, sums = np.ones(len(touched)), np.full(len(touched), ACCUMULATOR)
         for ids in drawn:
@@ -87,14 +91,22 @@ class TfdistWorker:
 
     def __init__(self, tf_config: str, workloads: Sequence[Workload]) -> None:
         os.environ["TF_CONFIG"] = tf_config
-        import tfdist
-
-        self._strategy = tfdist.ParameterServerStrategy()
-        self._client = self._strategy.extended.parameters.client
+        self._strategy = self._make_strategy()
         self._workloads = workloads
         self._tables, self._steps = [], []
         for workload in workloads:
             self._add(workload)
+
+    def _make_strategy(self) -> Any:
+        import tfdist
+
+        return tfdist.ParameterServerStrategy()
+
+    @property
+    def _client(self) -> Any:
+        from tfdist.job import process
+
+        return process.current.ps_worker.client
 
     def _add(self, workload: Workload) -> None:
         import keras
@@ -160,6 +172,51 @@ class TfdistWorker:
             for i in range(0, len(ids), _CHUNK)
         ]
         return np.concatenate(parts)
+
+
+class SynchronousTfdistWorker(TfdistWorker):
+    """A worker of a job that makes each step together.
+
+    The tables are on the job's parameter servers, or on its workers if there are none.
+    """
+
+    def _make_strategy(self) -> Any:
+        import tfdist
+
+        return tfdist.MultiWorkerMirroredStrategy()
+
+    def steps(self, workload: int, numbers: Sequence[int]) -> tuple[float, int]:
+        """Runs these steps.
+
+        Returns:
+          The bytes sent to and received from other processes, and the number of distinct ids.
+        """
+        distinct = sum(
+            len(np.unique(ids))
+            for number in numbers
+            for ids in self._workloads[workload].draw(number).numpy()
+        )
+        before = self._moved()
+        super().steps(workload, numbers)
+        return self._moved() - before, distinct
+
+    def verify(self, workload: int, steps: int) -> None:
+        """Raises unless all rows are as after steps of all workers together."""
+        import tfdist
+
+        for table in range(self._workloads[workload].tables):
+            self._workloads[workload].verify(
+                *("tfdist", table, steps),
+                lambda ids, t=table: self._look_up(workload, t, ids, False),
+                tfdist.size(),
+            )
+
+    def _moved(self) -> int:
+        import tfdist
+
+        traffic = [sum(both) for both in self._client.traffic().values()]
+        own = not tfdist.Cluster.from_environment().ps
+        return sum(traffic) - (traffic[tfdist.rank()] if own else 0)
 
 
 class StockCoordinator:

@@ -14,15 +14,15 @@ Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Train
 
 from __future__ import annotations
 
-import contextlib
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tfdist.ops.collectives.calls import resolve
 from tfdist.ops.collectives.communicator import Communicator
+from tfdist.ops.collectives.independent import independent_collectives
 from tfdist.ops.collectives.naming import name_of
 from tfdist.ops.collectives.reductions import all_reduce
 from tfdist.ops.collectives.rows import all_reduce_rows, check_rows
@@ -164,7 +164,7 @@ def _reduce_in_buckets(
 ) -> list:
     """Reduces the dense tensors of a list; `reduce` takes the positions of one bucket."""
     results: list = [None] * len(values)
-    for bucket in _buckets(values, bytes_per_pack):
+    for bucket in buckets(values, bytes_per_pack):
         with independent_collectives():
             reduced = reduce(bucket)
         for i, value in zip(bucket, reduced, strict=True):
@@ -172,9 +172,14 @@ def _reduce_in_buckets(
     return results
 
 
-def _buckets(values: Sequence, bytes_per_pack: int) -> list[list[int]]:
-    """The positions of the dense tensors, from last to first, in buckets of one dtype each."""
-    buckets: list[list[int]] = []
+def buckets(values: Sequence, bytes_per_pack: int) -> list[list[int]]:
+    """Returns the positions of the dense tensors, from last to first, in buckets of one dtype each.
+
+    Args:
+      values: tensors or variables.
+      bytes_per_pack: a bucket is closed once it holds this number of bytes.
+    """
+    found: list[list[int]] = []
     filling: dict[tf.DType, tuple[list[int], int]] = {}
     for i in reversed(range(len(values))):
         value = values[i]
@@ -182,30 +187,11 @@ def _buckets(values: Sequence, bytes_per_pack: int) -> list[list[int]]:
             continue
         bucket, filled = filling.pop(value.dtype, ([], 0))
         if not bucket:
-            buckets.append(bucket)
+            found.append(bucket)
         bucket.append(i)
         elements = value.shape.num_elements()
         # A tensor of unknown size may be large.
         filled += bytes_per_pack if elements is None else elements * value.dtype.size
         if filled < bytes_per_pack:
             filling[value.dtype] = (bucket, filled)
-    return buckets
-
-
-@contextlib.contextmanager
-def independent_collectives() -> Iterator[None]:
-    """Exempts the collectives made within from TensorFlow's order of stateful ops.
-
-    In a function each would start only after the previous one has ended. Ours match by key (see
-    collective_keys.py), so they may start in any order.
-    """
-    if tf.executing_eagerly():
-        yield
-        return
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    yield
-    if graph.experimental_acd_manager is not None:
-        for op in graph.get_operations()[before:]:
-            if op.op_def.is_distributed_communication:
-                graph.experimental_acd_manager.run_independently(op)
+    return found

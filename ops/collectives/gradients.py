@@ -9,6 +9,7 @@ through a collective, so its gradient returns through the transposed collective:
     reduce to a rank            broadcast from it
     broadcast from a rank       reduce to it
     all_gather                  reduce_scatter, by the numbers of rows that the ranks contributed
+    all_gather_parts            reduce_scatter
     reduce_scatter              all_gather
     gather on a rank            scatter from it, by the numbers of rows that the ranks contributed
     scatter from a rank         gather on it
@@ -31,6 +32,7 @@ from tfdist.ops import library
 from tfdist.ops.collectives import collective_keys
 from tfdist.ops.collectives.calls import by_dtype
 from tfdist.ops.collectives.communicator import Communicator
+from tfdist.ops.collectives.independent import independent_collectives
 from tfdist.ops.collectives.world import world
 
 
@@ -105,6 +107,24 @@ def _all_gather(op, *grads):
         )
 
     return _by_dtype(op, grads[:-1], back)
+
+
+@tf.RegisterGradient("TfdistAllGatherParts")
+def _all_gather_parts(op, *grads):
+    # Not `_filled`, which would keep the gathered tensors until then.
+    flat = [
+        tf.zeros([output.shape.num_elements()], output.dtype)
+        if gradient is None
+        else tf.reshape(gradient, [-1])
+        for output, gradient in zip(op.outputs, grads, strict=True)
+    ]
+    with independent_collectives():
+        parts = library.graph_ops().tfdist_reduce_scatter(
+            inputs=flat, rows=tf.zeros([0, 0], tf.int64), reduce_op="sum", **_attributes(op)
+        )
+    for part, own in zip(parts, op.inputs, strict=True):
+        part.set_shape(own.shape)
+    return parts
 
 
 @tf.RegisterGradient("TfdistGather")

@@ -30,7 +30,11 @@ def count_step(rows: tf.Tensor, steps: int = 1) -> None:
       steps: 0 if the step itself is counted elsewhere.
     """
     with tf.device("/device:CPU:0"):
-        library.graph_ops().tfdist_count_step(rows, steps=steps)
+        op = library.graph_ops().tfdist_count_step(rows, steps=steps)
+    if op is not None and op.graph.experimental_acd_manager is not None:
+        # Else later stateful ops would wait for it: in an elastic step also collectives, for which
+        # it waits itself.
+        op.graph.experimental_acd_manager.run_independently(op)
 
 
 def count_step_now(rows: int) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.resolver import ClusterResolver
+from tfdist.config.sharding import Sharding
 from tfdist.data.cut.share import own_rows
 from tfdist.data.order import splits_batches
 from tfdist.data.pipeline import feed_of, tracked
@@ -29,8 +30,12 @@ from tfdist.internals.tensorflow import (
 # Estimator test for, and the hooks that they call.
 from tfdist.internals.tensorflow import collective_all_reduce_strategy as tf_strategy
 from tfdist.job import process
+from tfdist.ops.collectives.fused import DEFAULT_BYTES_PER_PACK
 from tfdist.ops.ps.prefetched import before_asking
+from tfdist.ps.config import CLIPS
+from tfdist.ps.variable_scopes import Role, current_path, current_role
 from tfdist.strategies._collective_cross_device_ops import CollectiveAllReduce
+from tfdist.strategies._devices import is_cpu
 from tfdist.strategies._input.background_release import BackgroundRelease
 from tfdist.strategies._input.single_device_input import SingleDeviceInput
 from tfdist.strategies._local_reduce.local_all_reduce import (
@@ -39,6 +44,9 @@ from tfdist.strategies._local_reduce.local_all_reduce import (
     resolved_destination,
 )
 from tfdist.strategies._noted_updates import NotedUpdates
+from tfdist.strategies._sharding.gathered_variable import GatheredVariable
+from tfdist.strategies._sharding.part_variable import PartVariable
+from tfdist.strategies._sharding.shards import Shards
 from tfdist.strategies._variables.graphs import unlist_components
 from tfdist.strategies._variables.remote_tables import RemoteTables
 from tfdist.strategies._variables.roles import is_table
@@ -66,6 +74,14 @@ def is_end_of_data_check(reduce_op: ReduceOp, value: tf.Tensor) -> bool:
     )
 
 
+def _is_weight(arguments: dict) -> bool:
+    """Whether the variable that is about to be made is a trainable one of a layer of Keras 3."""
+    if current_path() is None or current_role() is not None or not arguments.get("trainable"):
+        return False
+    dtype = arguments.get("dtype")
+    return dtype is not None and tf.as_dtype(dtype).is_floating
+
+
 class MultiWorkerMirroredExtended(
     NotedUpdates, SingleDeviceInput, BackgroundRelease, tf_strategy.CollectiveAllReduceExtended
 ):
@@ -76,6 +92,7 @@ class MultiWorkerMirroredExtended(
 
     communicator: ops.Communicator | None = None
     tables: RemoteTables | None = None
+    shards: Shards | None = None
 
     def __init__(
         self,
@@ -83,8 +100,10 @@ class MultiWorkerMirroredExtended(
         cluster: Cluster,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
         options: CommunicationOptions,
+        sharding: Sharding | None = None,
     ) -> None:
         self._cluster = cluster
+        self._sharding = sharding
         resolver = cluster_resolver or ClusterResolver(self._cluster)
         super().__init__(strategy, resolver, options)
         if self.communicator is None and self._local_device_type == "CPU":
@@ -122,6 +141,8 @@ class MultiWorkerMirroredExtended(
         )
         self.communicator = process.current.join(cluster).communicator
         self._check_workers_agree(len(local_devices))
+        if self._sharding is not None:
+            self.shards = self._shards(self._sharding, self.communicator, local_devices)
         self._cluster_spec = multi_worker_util.normalize_cluster_spec(cluster.as_dict())
         self._task_type = cluster.task_type
         self._task_id = cluster.task_index
@@ -138,31 +159,56 @@ class MultiWorkerMirroredExtended(
         self._host_cross_device_ops = self._make_cross_device_ops((self._worker_device,))
         self._initialize_single_worker(local_devices)
 
-    def _check_workers_agree(self, count: int) -> None:
+    def _check_workers_agree(self, device_count: int) -> None:
+        """Raises ClusterConfigError if the workers were configured differently."""
+        own = {
+            "devices": device_count,
+            "clip": CLIPS.index(self.clip),
+            "sharding": 0 if self._sharding is None else self._sharding.stage,
+        }
         with eager_mode():
-            counts, by_replica = ops.all_gather(
-                [tf.constant([count]), tf.constant([self.clip == "replica"], tf.int32)],
+            gathered = ops.all_gather(
+                [tf.constant([value]) for value in own.values()],
                 self.communicator,
-                label="the devices and the clipping of each worker",
+                label="the options of each worker's strategy",
                 timeout=self._communication_options.timeout_seconds,
             )
-            counts, by_replica = counts.numpy(), by_replica.numpy()
-        if len(set(counts)) > 1:
+            of_all = dict(zip(own, (values.numpy() for values in gathered), strict=True))
+        self._expect_equal("as many devices", of_all["devices"], str)
+        self._expect_equal("the same clip", of_all["clip"], lambda index: repr(CLIPS[index]))
+        self._expect_equal(
+            "the same sharding",
+            of_all["sharding"],
+            lambda stage: f"stage {stage}" if stage else "none",
+        )
+
+    def _expect_equal(
+        self, expected: str, values: Sequence[int], show: Callable[[int], str]
+    ) -> None:
+        if len(set(values)) > 1:
             found = ", ".join(
-                f"{self._cluster.name_of_rank(rank)} has {n}" for rank, n in enumerate(counts)
+                f"{self._cluster.name_of_rank(rank)} has {show(value)}"
+                for rank, value in enumerate(values)
             )
             raise ClusterConfigError(
-                "MultiWorkerMirroredStrategy: expected as many devices on every worker, but "
-                f"{found}"
+                f"MultiWorkerMirroredStrategy: expected {expected} on every worker, but {found}"
             )
-        if len(set(by_replica)) > 1:
-            found = ", ".join(
-                f"{self._cluster.name_of_rank(rank)} has {'replica' if r else 'sum'!r}"
-                for rank, r in enumerate(by_replica)
-            )
+
+    def _shards(
+        self, sharding: Sharding, communicator: ops.Communicator, devices: Sequence[str]
+    ) -> Shards:
+        if len(devices) > 1 or not is_cpu(devices[0]):
             raise ClusterConfigError(
-                f"MultiWorkerMirroredStrategy: expected the same clip on every worker, but {found}"
+                "MultiWorkerMirroredStrategy: expected one CPU device on each worker with "
+                f"{sharding}, received {', '.join(devices)}"
             )
+        options = self._communication_options
+        return Shards(
+            sharding,
+            communicator,
+            options.bytes_per_pack or DEFAULT_BYTES_PER_PACK,
+            options.timeout_seconds,
+        )
 
     def _make_cross_device_ops(self, devices: tuple[str, ...]) -> CollectiveAllReduce:
         return CollectiveAllReduce(
@@ -202,12 +248,42 @@ class MultiWorkerMirroredExtended(
     def _create_variable(self, next_creator, **kwargs):
         if self.tables is not None and is_table():
             return self.tables.create(next_creator, kwargs)
+        if current_role() is Role.PART:
+            return self._create_part(kwargs)
+        if self.shards is not None and self.shards.units is not None and _is_weight(kwargs):
+            return self._create_gathered(self.shards, kwargs)
         if isinstance(kwargs.get("colocate_with"), TableVariable):
             del kwargs["colocate_with"]  # a slot, of no rows
         return unlist_components(super()._create_variable(next_creator, **kwargs))
 
+    def _create_part(self, arguments: dict) -> PartVariable:
+        assert self.shards is not None
+        with tf.device(self._devices[0]):
+            return PartVariable(
+                self._container_strategy(),
+                self.shards,
+                arguments["initial_value"],
+                arguments["dtype"],
+                arguments["name"],
+            )
+
+    def _create_gathered(self, shards: Shards, arguments: dict) -> GatheredVariable:
+        path = current_path()
+        assert path is not None
+        device = self._devices[0]
+        initial_value = self._get_variable_creator_initial_value(0, device, None, **arguments)
+        with tf.device(device):
+            return GatheredVariable(
+                self._container_strategy(),
+                shards,
+                path,
+                initial_value,
+                arguments["dtype"],
+                arguments["name"],
+            )
+
     def _validate_colocate_with_variable(self, colocate_with_variable):
-        if not isinstance(colocate_with_variable, TableVariable):
+        if not isinstance(colocate_with_variable, TableVariable | PartVariable):
             super()._validate_colocate_with_variable(colocate_with_variable)
 
     def _call_for_each_replica(self, fn, args, kwargs):
@@ -220,6 +296,8 @@ class MultiWorkerMirroredExtended(
                 replica_id, device, primary_var, **kwargs
             )
 
+        is_known = current_role() is Role.CONSTANT
+
         def initial_value_of_rank_0() -> tf.Tensor:
             with tf.device(device):
                 value = kwargs["initial_value"]
@@ -227,6 +305,8 @@ class MultiWorkerMirroredExtended(
                 if isinstance(value, CheckpointInitialValue):
                     value = value.wrapped_value
                 value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+                if is_known:
+                    return value
                 return ops.broadcast(
                     value,
                     self.communicator,
@@ -257,6 +337,11 @@ class MultiWorkerMirroredExtended(
         )
 
     def _configure(self, session_config=None, cluster_spec=None, task_type=None, task_id=None):
+        if self._sharding is not None:
+            raise ValueError(
+                f"{type(self._container_strategy()).__name__}: expected training by Keras 3 with "
+                f"{self._sharding}, received a session, as Estimators make"
+            )
         if session_config is not None:
             session_config.CopyFrom(self._update_config_proto(session_config))
 

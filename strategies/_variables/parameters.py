@@ -55,6 +55,8 @@ class Parameters:
       partitioner: the numbers of parts that variables are split into; by default `placement`
         decides.
       trainings: number of trainings of each model by this process so far.
+      tables_on: the processes that hold embedding tables, "servers" or "workers"; both if they are
+        the same process.
     """
 
     def __init__(
@@ -64,8 +66,10 @@ class Parameters:
         is_chief: bool,
         partitioner: Callable | None = None,
         trainings: dict[str, int] | None = None,
+        tables_on: Sequence[str] = ("servers",),
     ) -> None:
         self.client = client
+        self.tables_on = tuple(tables_on)
         self._groups = LookupGroups(client)
         self._placement = placement
         # Whether this process has trained an Estimator: then the servers have the newest values.
@@ -169,6 +173,16 @@ class Parameters:
                 "there is a table of this name that was made with others"
             )
         return table
+
+    def check_name(self, name: str) -> None:
+        """Checks the name of a table that a layer has made by itself, where all workers meet.
+
+        Args:
+          name: the layer's variable.
+
+        Raises:
+          ValueError: on all workers: one of them makes another table at the same time.
+        """
 
     def set_cache(self, name: str, table: int, rows: int, steps: int) -> None:
         """Caches rows of a table on this worker, as `client.set_cache`.
@@ -292,7 +306,11 @@ class Parameters:
 
     def _begin_step(self) -> None:
         self._staged.clear()
-        self._thread.pull = self.pull_all(begins_step=True)
+        # The servers count a reduction to the step that was pulled last. If this worker's began
+        # after this pull, it would miss the others', which began before.
+        with tf.control_dependencies(self._earlier_reductions()):
+            self._thread.pull = self.pull_all(begins_step=True)
+        self._reductions.clear()
         self._groups.begin()
 
     def _end_step(self, is_last: bool = True) -> None:
@@ -316,6 +334,20 @@ class Parameters:
         if not hasattr(self._thread, "staged"):
             self._thread.staged = set()
         return self._thread.staged
+
+    def _earlier_reductions(self) -> list[tf.Tensor]:
+        """The sums of this step in the function that is being traced; none eagerly."""
+        if tf.executing_eagerly():
+            return []
+        graph = tf.compat.v1.get_default_graph()
+        return [r for r in self._reductions if r.graph is graph]
+
+    @property
+    def _reductions(self) -> list[tf.Tensor]:
+        """The sums that this thread has traced since its step began."""
+        if not hasattr(self._thread, "reductions"):
+            self._thread.reductions = []
+        return self._thread.reductions
 
     def variables(self) -> list[ServerVariable]:
         """Returns the live variables; in a TensorFlow 1 graph, the variables of the graph."""
@@ -388,6 +420,8 @@ class Parameters:
         with self._after_pull():
             tensors = [tf.identity(tf.convert_to_tensor(v)) for v in tf.nest.flatten(values)]
         sums = self.client.averaging.reduce(tensors)
+        if self.in_step and not tf.executing_eagerly():
+            self._reductions.extend(sums)
         if divisor is not None:
             sums = [s / tf.cast(divisor, s.dtype) for s in sums]
         return tf.nest.pack_sequence_as(values, sums)

@@ -68,6 +68,11 @@ class ServerVariable(ResourceVariable):
         """The parameter's id."""
         return self._parameter
 
+    @property
+    def name_on_servers(self) -> str:
+        """The parameter's name, which names its values in snapshots."""
+        return self._parameters[self._parameter].name
+
     assign = _writes("assign")
     assign_add = _writes("assign_add")
     assign_sub = _writes("assign_sub")

@@ -1,4 +1,4 @@
-"""Stand-ins for tables that are on the parameter servers alone.
+"""Stand-ins for tables whose rows are on parameter servers, or on the servers in the workers.
 
 A table has a variable of no rows: Keras, gradient tapes and optimizers take it for the weight. A
 lookup names it, so that it gets the gradient, as rows and their ids. The optimizer's calls on that
@@ -106,12 +106,14 @@ class TableVariable(ServerVariable):
         """Makes this the stand-in of a table, which is created on the servers.
 
         Args:
-          spec: the `EmbeddingTable`: its `name`, `config()` and `reset_slots`.
+          spec: the `EmbeddingTable`: its `name`, `config()`, `reset_slots` and `placement`.
 
         Raises:
-          ValueError: there is another table of this name, or another one was used here.
+          ValueError: there is another table of this name, another one was used here, or the job
+            holds its tables elsewhere.
         """
         if self._spec is not spec:
+            self._check_placement(spec)
             number = self._parameters.add_table(spec.name, spec.config(), spec.reset_slots)
             if self.is_used and number != self._table:
                 raise ValueError(
@@ -126,6 +128,20 @@ class TableVariable(ServerVariable):
                 restored, self._restored = self._restored, None
                 with tf.init_scope():  # now, and not whenever a function that is traced runs
                     spec.restore(restored, "a checkpoint")
+
+    def _check_placement(self, spec: Any) -> None:
+        held_by = self._parameters.tables_on
+        if spec.placement is None or spec.placement in held_by:
+            return
+        reason = {
+            "servers": "its tables are on the parameter servers",
+            "workers": "its tables are on the workers: the cluster has no ps tasks (tfdist run "
+            "--ps 1 starts one)",
+        }[held_by[0]]
+        raise ValueError(
+            f"embedding table {spec.name!r}: expected placement={held_by[0]!r} or None in this "
+            f"job, received placement={spec.placement!r}: {reason}"
+        )
 
     @property
     def spec(self) -> Any:

@@ -13,6 +13,7 @@ from tensorflow.python.distribute.input_lib import DistributedDataset
 
 from support.training import keras_repairs, models, scope_cases
 from support.training.models import built_classifier, difference
+from tfdist.data.draws import drawn
 
 BRANCH_OF_AVERAGES = "_backend_maybe_overwrite_model_variables"
 
@@ -230,11 +231,18 @@ def test_arrays_are_opened_once_an_epoch(strategy, undo, monkeypatch):
     # Two batches of four in each epoch: the third epoch has to open the arrays again.
     part = {"batch_size": 16, "steps_per_epoch": 2}
     assert _openings(strategy, monkeypatch, arrays, **part) == 2
-    dataset = (models.dataset(64, 32),)
-    both = _openings(strategy, monkeypatch, dataset)
     undo("open_arrays_once_an_epoch")
     assert _openings(strategy, monkeypatch, arrays, batch_size=32) == 6
-    assert _openings(strategy, monkeypatch, dataset) == both
+
+
+def test_datasets_are_opened_once_and_draw_as_often_as_in_keras_alone(strategy, monkeypatch):
+    data = models.dataset(64, 16).shuffle(4, seed=1)
+    assert _openings(strategy, monkeypatch, (data,)) == 3
+    assert drawn([data]) == [6]
+    # Its orders are drawn while it is read: Keras's way.
+    twice = models.dataset(64, 16).shuffle(4, seed=1).shuffle(4, seed=2)
+    assert _openings(strategy, monkeypatch, (twice,)) == 6
+    assert drawn([twice]) == [6, 3]
 
 
 @pytest.mark.parametrize("kind", ["mirrored"], indirect=True)

@@ -10,7 +10,7 @@ import tf_keras
 
 import tfdist
 from tfdist.job import process
-from tfdist.ops.local.step_counter import counted
+from tfdist.ops.local.step_counter import count_step, counted
 
 X = np.random.default_rng(0).normal(size=(22, 4)).astype("f4")
 Y = X.sum(axis=1, keepdims=True)
@@ -174,3 +174,17 @@ def test_off_adds_nothing(monkeypatch):
     step = tf.function(lambda x: strategy.run(train, (x,)))
     function = step.get_concrete_function(tf.ones([2]))
     assert not any(op.type == "TfdistCountStep" for op in function.graph.get_operations())
+
+
+def test_later_ops_do_not_wait_for_the_count():
+    @tf.function
+    def step(rows):
+        count_step(rows)
+        return tf.random.normal([])
+
+    operations = step.get_concrete_function(tf.constant(3, tf.int64)).graph.get_operations()
+    drawn = next(op for op in operations if op.type == "RandomStandardNormal")
+    assert "TfdistCountStep" not in [op.type for op in drawn.control_inputs]
+    with Count() as count:
+        step(tf.constant(3, tf.int64))
+    assert count.found == (1, 3)

@@ -73,6 +73,23 @@ def test_the_places_where_an_op_was_made():
     assert str(error) == f"Detected at node X:\n{others[0]}{others[1]}"
 
 
+def test_the_place_of_a_collective_that_another_rank_has_ended():
+    reason = "rank 0 of 2: ended by rank 1 (node:9): rank 1 ended with ValueError: a bad row"
+    place = 'Detected at node Reduce defined at (most recent call last):\n  File "x", line 1'
+    end = "\n\t [[{{node TfdistAllReduce}}]] [Op:__inference_step_1]"
+    for told, expected in ((reason, reason), ("rank 0 of 2: expected float32[2]", None)):
+        message = f"Graph execution error:\n\n{place}, in <module>\n\n{told}{end}"
+        error = tf.errors.UnavailableError(None, None, message)
+        tracebacks.hide_own_frames(error)
+        assert str(error) == (expected or message)
+
+
+def test_devices_that_are_refused_show_the_caller_s_line():
+    with pytest.raises(ValueError, match="gpu:9") as caught:
+        tfdist.MirroredStrategy(["/gpu:9"])
+    assert "tfdist" not in modules(caught.value)
+
+
 def test_keras_s_switch_brings_them_back():
     keras.config.disable_traceback_filtering()
     try:

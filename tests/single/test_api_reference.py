@@ -15,7 +15,7 @@ API = Path(__file__).parents[2] / "docs/reference/api"
 MODULES = [
     *("tfdist", "tfdist.callbacks", "tfdist.compression", "tfdist.data", "tfdist.elastic"),
     *("tfdist.embedding", "tfdist.horovod", "tfdist.layers", "tfdist.layers.legacy"),
-    *("tfdist.ops", "tfdist.ray", "tfdist.rules"),
+    *("tfdist.ops", "tfdist.ray", "tfdist.rules", "tfdist.serving"),
 ]
 
 

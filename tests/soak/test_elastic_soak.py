@@ -1,7 +1,7 @@
 """Hundreds of faults, drawn at random, in four kinds of elastic `fit`; none leaves a trace.
 
 `scripts/test --soak elastic` has 200, or as many as come within an hour; each `fit` draws its own
-from its name as seed.
+from its name as seed. `scripts/test --soak elastic-tls` has the same with encrypted connections.
 """
 
 from __future__ import annotations

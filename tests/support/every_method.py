@@ -18,8 +18,9 @@ from tfdist.preemption import messages as preemption
 from tfdist.ps import messages as ps
 from tfdist.ps.epochs import messages as epochs
 from tfdist.ps.stats import messages as statistics
+from tfdist.serving.tables import messages as tables
 
-_MODULES = (clock, job, preemption, ps, statistics, epochs, tasks, elastic)
+_MODULES = (clock, job, preemption, ps, statistics, epochs, tasks, elastic, tables)
 
 METHODS: list[Method] = [
     PIECE,

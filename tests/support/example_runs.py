@@ -39,6 +39,14 @@ def documented_command(example: str) -> list[str]:
     return words
 
 
+def documented_program(example: str) -> list[str]:
+    """The words after `python` of the command that an example, folder/name, says to type."""
+    text = (ROOT / example).read_text()
+    words = re.search(r"^    python (.*)$", text, re.MULTILINE)[1].split()
+    assert words[0] == example
+    return words
+
+
 def shell(commands: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs the shell commands of a page in a folder, with `tfdist` in place of the installed one.
 

@@ -141,6 +141,7 @@ def without_locks(folder):
     left = set(folder.iterdir())
     shared = folder / f"tfdist-{os.getuid()}"
     stays = all(
-        path.name == "ports" or path.suffix in (".job", ".log") for path in shared.glob("*")
+        path.name == "ports" or path.suffix in (".job", ".log", ".states")
+        for path in shared.glob("*")
     )
     return left - {shared} if stays else left

@@ -230,7 +230,9 @@ def wait_for_tasks(
     address = ranks[server].assignment.addresses[server]
     request = messages.TaskStatusRequest(2.0)
     deadline = time.monotonic() + 60
-    with contextlib.closing(observer.Observer("a test").client(None, address, "ps 0")) as control:
+    with contextlib.closing(
+        observer.Observer("a test").client(observer.Access(), address, "ps 0")
+    ) as control:
         while True:
             answer = {}
             with contextlib.suppress(UnreachableError):  # while ps 0 starts again

@@ -1,4 +1,7 @@
-"""The two tiers of the suite: the usual one, and the long one of `scripts/test --all`."""
+"""The two tiers of the suite: the usual one, and the long one of `scripts/test --all`.
+
+With TEST_TLS=1 the jobs of tests of elastic faults encrypt their connections.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ Case = TypeVar("Case")
 
 # Set by `scripts/test --all` and `scripts/test --soak`.
 LONG = os.environ.get("TEST_LONG") == "1"
+# Set by `scripts/test --soak elastic-tls`.
+ENCRYPTED = os.environ.get("TEST_TLS") == "1"
 
 
 def rounds(usual: int, long: int) -> int:

@@ -56,6 +56,7 @@ class Machine:
       free_disk: bytes that are free there.
       problems: the faults, as a sentence each.
       warnings: the weaknesses that prevent nothing.
+      encryption: the origin of its certificate; `None` if connections are not encrypted.
     """
 
     host: str
@@ -69,6 +70,7 @@ class Machine:
     free_disk: int | None = None
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    encryption: str | None = None
 
 
 def look(cluster: Cluster, settings: Settings, checkpoint_dir: str | None) -> Machine:
@@ -110,6 +112,7 @@ def look(cluster: Cluster, settings: Settings, checkpoint_dir: str | None) -> Ma
         free_disk=free,
         problems=tuple(problems),
         warnings=tuple(warnings),
+        encryption=None if settings.tls is None else str(settings.tls),
     )
 
 

@@ -87,7 +87,11 @@ class Report:
         return "\n\n".join("\n".join(lines) for lines in sections)
 
     def _versions(self) -> list[str]:
-        versions = [m.versions | {"op library": str(m.library)} for m in self.machines]
+        versions = [
+            m.versions
+            | {"op library": str(m.library), "connections": m.encryption or "not encrypted"}
+            for m in self.machines
+        ]
         return [
             f"{what}: {', '.join(sorted({str(version[what]) for version in versions}))}"
             for what in versions[0]

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfdist.cli.arguments import whole_number
 from tfdist.cli.top import add_target_options
 
+if TYPE_CHECKING:
+    from tfdist.observe.live.job_record import JobRecord
+
 DESCRIPTION = """\
-Serves a web page about a running job: the states and connections of its tasks, the last seconds of
-their collectives and steps, and the loss. The page only reads. The job must have been started with
-TFDIST_METRICS_PORT."""
+Serves a web page about a running job: losses and metrics of fit with the time that is left, the
+states and connections of the tasks, and the last seconds of their collectives and steps. After the
+end of the job it shows the last state and the exit codes. The page only reads. 'tfdist run
+--dashboard' serves the same page."""
 EPILOG = """\
 examples:
-  tfdist dashboard --job job.json
-      prints the address of the page, which only this machine reaches
+  tfdist dashboard
+      prints the address of the page about your only running job, which only this machine reaches
+  tfdist dashboard --job /tmp/tfdist-1000/4711-3fa2.json
+      another job, as 'tfdist jobs' lists them; also one that has ended
   ssh -L 8000:127.0.0.1:8000 machine tfdist dashboard --job job.json --port 8000
       the page of a job on another machine
 
@@ -26,6 +34,7 @@ exit code:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this command's options."""
+    parser.set_defaults(takes_ended_jobs=True)
     add_target_options(parser)
     parser.add_argument(
         "--port",
@@ -38,13 +47,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="the numeric address to listen on (default: 127.0.0.1). The connection is not "
-        "encrypted: prefer a tunnel to any other address",
+        help="the numeric address to listen on (default: 127.0.0.1). At another one the "
+        "page is encrypted if the job is, with its certificate; else prefer a tunnel",
     )
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Serves the page; returns the exit code."""
     from tfdist.observe.live import dashboard
+    from tfdist.observe.live.job_record import JobRecord
 
-    return dashboard.run(chosen.job, chosen.targets, chosen.host, chosen.port)
+    record = JobRecord() if chosen.job is None else _record_of(chosen.job)
+    return dashboard.run(chosen.job, chosen.targets, chosen.host, chosen.port, record)
+
+
+def _record_of(file: Path) -> JobRecord:
+    """Returns the launcher's notes of a job; nothing of a job that is not listed."""
+    from tfdist.errors import ClusterConfigError
+    from tfdist.launch.job_registry import job_of
+    from tfdist.observe.live.job_record import JobEnd, JobRecord
+
+    def end() -> JobEnd | None:
+        try:
+            entry = job_of(file)
+        except ClusterConfigError:
+            return None  # the launcher is just writing it
+        return None if entry.is_running else JobEnd(entry.ended, entry.code, entry.exits)
+
+    try:
+        entry = job_of(file)
+    except ClusterConfigError:
+        return JobRecord()
+    return JobRecord(entry.tasks, entry.states, end)

@@ -26,7 +26,8 @@ examples:
       for a program that reads TF_CONFIG only
 
 exit code:
-  0; 1 if the variables are unusable or contradict each other; 2 for a wrong command line.
+  0; 1 if the variables are unusable or contradict each other, or name a certificate that cannot be
+  used; 2 for a wrong command line.
 """
 
 
@@ -44,16 +45,20 @@ def run(chosen: argparse.Namespace) -> int:
     from tfdist.config.settings import Settings
     from tfdist.control import network
     from tfdist.errors import ClusterConfigError
+    from tfdist.job.encryption import check_certificate
 
     try:
         detected = environments.detect()
         cluster = None if detected.exchange is not None else Cluster.from_detected(detected)
-        wanted = Settings.from_environment().interface
+        settings = Settings.from_environment()
+        wanted = settings.interface
         interface = None if wanted is None else f"{wanted} ({network.select(wanted)})"
+        check_certificate(settings)
     except ClusterConfigError as error:
         print(f"tfdist env: error: {printable(str(error))}", file=sys.stderr)
         return 1
-    fields = _fields(detected, cluster, interface)
+    encryption = None if settings.tls is None else str(settings.tls)
+    fields = _fields(detected, cluster, interface) | {"encryption": encryption}
     print(json.dumps(fields, indent=2) if chosen.json else printable(_text(fields)))
     return 0
 
@@ -115,4 +120,5 @@ def _text(fields: dict[str, Any]) -> str:
         lines.append(f"task: {fields['task']}{rank}{where}")
     if exchange is None:
         lines.append(f"TF_CONFIG={shlex.quote(fields['tf_config'])}")
+    lines.append(f"connections: {fields['encryption'] or 'not encrypted'}")
     return "\n".join(lines)

@@ -78,6 +78,12 @@ def add_arguments(k8s: argparse.ArgumentParser) -> None:
     render.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     summary = "its shared secret"
     secret = add_command(commands, "secret", summary, SECRET_DESCRIPTION, SECRET_EPILOG)
+    secret.add_argument(
+        "--tls",
+        action="store_true",
+        help="for a job with --tls: also the authority that the secret makes, by which Prometheus "
+        "verifies the pods",
+    )
     for parser in (render, secret):
         parser.add_argument("--name", required=True, help="the job's name")
         parser.add_argument("--namespace", metavar="NAME", help="default: kubectl's")
@@ -91,7 +97,7 @@ def run(chosen: argparse.Namespace) -> int:
 
     try:
         if chosen.of_k8s == "secret":
-            print(kubernetes.secret(chosen.name, chosen.namespace), end="")
+            print(kubernetes.secret(chosen.name, chosen.namespace, chosen.tls), end="")
         else:
             print(_rendered(chosen), end="")
     except ClusterConfigError as error:
@@ -125,6 +131,11 @@ def _add_tasks(render: argparse.ArgumentParser) -> None:
         "--ps", type=whole_number(0), default=0, metavar="N", help="parameter servers (default: 0)"
     )
     render.add_argument("--evaluator", action="store_true", help="have an evaluator too")
+    render.add_argument(
+        "--predict",
+        action="store_true",
+        help="the program is 'tfdist predict', whose pods come and go; with --engine job",
+    )
     render.add_argument(
         "--restarts",
         type=whole_number(0),
@@ -221,6 +232,16 @@ def _add_protection(render: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="of the network policy: the namespace that reads metrics (default: all can)",
     )
+    render.add_argument(
+        "--tls",
+        action="store_true",
+        help="encrypt all connections between the tasks, with certificates made from the secret",
+    )
+    render.add_argument(
+        "--tls-issuer",
+        metavar="[ClusterIssuer/]NAME",
+        help="encrypt with a certificate that this issuer of cert-manager makes",
+    )
 
 
 def _add_scheduling(render: argparse.ArgumentParser) -> None:
@@ -253,17 +274,17 @@ def _rendered(chosen: argparse.Namespace) -> str:
     words = chosen.command[1:] if chosen.command[:1] == ["--"] else chosen.command
     workers: int | Elastic
     if ":" in chosen.workers:
-        workers = Elastic.from_text(chosen.workers, "workers")
+        workers = Elastic.from_text(chosen.workers, "--workers")
     else:
         try:
             workers = whole_number(1)(chosen.workers)
         except argparse.ArgumentTypeError as error:
-            raise ClusterConfigError(f"workers: {error}; or MIN:MAX, such as 2:8") from None
+            raise ClusterConfigError(f"--workers: {error}; or MIN:MAX, such as 2:8") from None
     environment = []
     for text in chosen.env:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ClusterConfigError(f"env: expected NAME=VALUE, received {text!r}")
+            raise ClusterConfigError(f"--env: expected NAME=VALUE, received {text!r}")
         environment.append((name, value))
     job = JobOptions(
         name=chosen.name,
@@ -295,6 +316,9 @@ def _rendered(chosen: argparse.Namespace) -> str:
         no_egress=chosen.no_egress,
         metrics_namespace=chosen.metrics_namespace,
         tasks_per_worker=chosen.autoscale,
+        tls=chosen.tls,
+        tls_issuer=chosen.tls_issuer,
+        predicts=chosen.predict,
     )
     patched = [patch for file in chosen.patch for patch in _patches(file)]
     return render(job, made_by=_made_by(chosen, words), patched=patched)
@@ -308,9 +332,9 @@ def _patches(file: str) -> list[Patch]:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ClusterConfigError(
-            f"patch: expected a file of YAML, received {file}: {error}"
+            f"--patch: expected a file of YAML, received {file}: {error}"
         ) from None
-    return Patch.from_text(text, f"patch {file}")
+    return Patch.from_text(text, f"--patch {file}")
 
 
 def _of_server(chosen: argparse.Namespace) -> list[str | None]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 DESCRIPTION = """\
@@ -14,7 +15,7 @@ EPILOG = """\
 examples:
   tfdist logs
       your only running job
-  tfdist logs --follow "worker 1"
+  tfdist logs --follow worker-1
       the lines of one task, until the job ends
   tfdist logs --job /tmp/tfdist-1000/4711-3fa2.json
       a job of the last day; 'tfdist jobs' lists them
@@ -28,8 +29,9 @@ _PAUSE = 0.2  # seconds between two looks
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this command's options."""
+    parser.set_defaults(takes_ended_jobs=True)
     parser.add_argument(
-        "task", nargs="?", metavar="TASK", help='only its lines, such as "worker 1" (default: all)'
+        "task", nargs="?", metavar="TASK", help="only its lines, such as worker-1 (default: all)"
     )
     parser.add_argument(
         "--job", type=Path, metavar="FILE", help="the job's file (default: your only running job)"
@@ -47,9 +49,7 @@ def run(chosen: argparse.Namespace) -> int:
 
     try:
         job = job_of(chosen.job)
-        if chosen.task is not None and chosen.task not in job.tasks:
-            tasks = ", ".join(job.tasks)
-            raise ClusterConfigError(f"TASK: expected one of {tasks}, received {chosen.task!r}")
+        task = None if chosen.task is None else _named(chosen.task, job.tasks)
     except ClusterConfigError as error:
         print(f"tfdist logs: error: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -57,11 +57,25 @@ def run(chosen: argparse.Namespace) -> int:
     if log is None or not log.exists():
         print("tfdist logs: error: the output of this job was not kept", file=sys.stderr)
         return 1
-    prefix = f"[{chosen.task}] " if chosen.task is not None else ""
+    prefix = f"[{task}] " if task is not None else ""
     for line in _lines(log, chosen.follow, Path(job.job_file)):
         if line.startswith(prefix):
             print(printable(line), flush=chosen.follow)
     return 0
+
+
+def _named(text: str, tasks: Sequence[str]) -> str:
+    """Returns the task that a text names: "worker 1", or without quotes worker-1 or worker:1.
+
+    Raises:
+      ClusterConfigError: there is no such task.
+    """
+    from tfdist.errors import ClusterConfigError
+
+    name = re.sub(r"[ _:/-]?(\d+)$", r" \1", text.strip())
+    if name not in tasks:
+        raise ClusterConfigError(f"TASK: expected one of {', '.join(tasks)}, received {text!r}")
+    return name
 
 
 def _lines(log: Path, follows: bool, job_file: Path) -> Iterator[str]:

@@ -20,8 +20,12 @@ from tfdist.cli import k8s as kubernetes_command
 from tfdist.cli import logs as logs_command
 from tfdist.cli import metrics as metrics_command
 from tfdist.cli import plan as plan_command
+from tfdist.cli import predict as predict_command
+from tfdist.cli import ps_follow as ps_follow_command
+from tfdist.cli import ps_serve as ps_serve_command
 from tfdist.cli import run as run_command
 from tfdist.cli import scale as scale_command
+from tfdist.cli import serve as serve_command
 from tfdist.cli import stats as stats_command
 from tfdist.cli import stop as stop_command
 from tfdist.cli import tasks as tasks_command
@@ -75,7 +79,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     if chosen.subcommand is None:
         parser.print_help()
         return 2
-    if not _finds_job(chosen):
+    if not _finds_job(chosen) or _is_too_late(chosen):
         return 2
     try:
         code: int = chosen.command_module.run(chosen)
@@ -106,6 +110,21 @@ def _finds_job(chosen: argparse.Namespace) -> bool:
     return True
 
 
+def _is_too_late(chosen: argparse.Namespace) -> bool:
+    """Says that a job has ended, if a command looks at running jobs alone."""
+    file = getattr(chosen, "job", None)
+    if file is None or getattr(chosen, "takes_ended_jobs", False):
+        return False
+    # Not above: --help does not need it.
+    from tfdist.cli.ended_jobs import description_of_end
+    from tfdist.config.printing import printable
+
+    told = description_of_end(file)
+    if told:
+        print(f"tfdist {chosen.subcommand}: error: {printable(told)}", file=sys.stderr)
+    return bool(told)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = Parser(
         prog="tfdist",
@@ -123,16 +142,20 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(command_module=module)
 
     add(commands, "run", "start all tasks of a job, here or on several hosts", run_command)
+    add(commands, "predict", "predict files, each record once", predict_command)
     add(commands, "scale", "set the number of workers of an elastic job", scale_command)
     add(commands, "jobs", "list your jobs on this machine", jobs_command)
     add(commands, "logs", "print the output of a job", logs_command)
     add(commands, "stop", "tell a job to save and end", stop_command)
     add(commands, "tasks", "look at the data tasks of a job", tasks_command)
-    ps = add_command(commands, "ps", "look at parameter servers")
+    ps = add_command(commands, "ps", "look at parameter servers, and serve tables")
     of_ps = ps.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add(of_ps, "stats", "show their contents and their work", stats_command)
+    add(of_ps, "follow", "publish a training's tables for servers", ps_follow_command)
+    add(of_ps, "serve", "serve the rows of a snapshot's tables", ps_serve_command)
     add(commands, "top", "show what the tasks of a job do", top_command)
     add(commands, "dashboard", "serve a web page about a running job", dashboard_command)
+    add(commands, "serve", "serve models to clients of TensorFlow Serving", serve_command)
     add(commands, "metrics", "let Prometheus read a job's metrics", metrics_command)
     add(commands, "timeline", "record what all tasks of a running job do", timeline_command)
     add(commands, "debug", "find out why a job hangs or has failed", debug_command)

@@ -11,6 +11,8 @@ from typing import NoReturn
 # The message of argparse about a word that is not among the choices.
 _CHOICE = re.compile(r"argument \S+: invalid choice: '(.*?)' \(choose from (.*)\)", re.DOTALL)
 
+_TWICE = re.compile(r"^(argument (?:\S+/)?(--[\w-]+)(?:/\S+)?: )\2(?:=\S*)?: ")
+
 
 class Parser(argparse.ArgumentParser):
     """As `argparse.ArgumentParser`; commands that are added to it have parsers of this class, too.
@@ -32,6 +34,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """As argparse's; names the command that is meant."""
+        # The error of a value may name the option, too: other sources of values have no argparse.
+        message = _TWICE.sub(r"\1", message)
         found = _CHOICE.fullmatch(message)
         if found:
             known = re.findall(r"[\w-]+", found[2])

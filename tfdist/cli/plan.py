@@ -113,6 +113,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the part of the computing that is back-propagation (default: 2/3; with --model the "
         "times at which gradients are complete are measured)",
     )
+    parser.add_argument(
+        "--memory",
+        type=units.size,
+        metavar="SIZE",
+        help="that a worker may use, such as 16GB; with --model: compares it with the needs of "
+        "each stage of tfdist.Sharding",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--chart", type=Path, metavar="FILE", help="also draw a chart, as PNG")
     parser.add_argument(
@@ -172,7 +179,7 @@ def run(chosen: argparse.Namespace) -> int:
         # An option outweighs what was measured.
         profile=measured.profile if measured is not None and chosen.backward is None else (),
     )
-    plan = report.Plan(training, chosen.workers, chosen.target, measured)
+    plan = report.Plan(training, chosen.workers, chosen.target, measured, chosen.memory)
     print(
         json.dumps(report.as_json(plan), indent=2) if chosen.json else printable(report.text(plan))
     )
@@ -190,6 +197,8 @@ def _check(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error(
             f"expected --parameters and --compute, or --model to measure both, received {received}"
         )
+    if chosen.model is None and chosen.memory is not None:
+        parser.error("--memory: expected --model, which is measured, too")
     if chosen.model is not None and given:
         parser.error(f"--model measures what {given[0]} gives: expected one of the two")
     if chosen.model is None and chosen.script_arguments:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import re
-import shlex
 import sys
 from pathlib import Path
 
+from tfdist.cli import start_options
 from tfdist.cli.arguments import seconds, whole_number
 from tfdist.config.printing import printable
 from tfdist.errors import ClusterConfigError
 from tfdist.launch.binding import Binding
 from tfdist.launch.hosts.cooldown import Cooldown
-from tfdist.launch.hosts.host_list import Host, parse_host_lines, parse_hosts
-from tfdist.launch.policies.elastic import WorkerRange
 
 DESCRIPTION = """\
 Starts the tasks of a training job on this machine, or with --hosts on several over ssh: each runs
@@ -31,6 +28,8 @@ examples:
       two workers; --epochs 3 is an option of train.py
   tfdist run --workers 3 --log-dir logs --timeout 3600 train.py
       three workers, for an hour at most; logs/worker-0.log etc. keep all output
+  tfdist run --workers 2 --dashboard train.py
+      also prints the address of a web page that shows losses, metrics and tasks
   tfdist run --workers 2 --restarts 3 train.py
       when a worker fails, all start again, three times at most
   tfdist run --hosts node1:2,node2:2 train.py
@@ -52,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "tfdist run [options] (script.py | -m module) [its own arguments]"
     parser.add_argument(
         "--workers",
-        type=_workers,
+        type=start_options.worker_numbers,
         metavar="N",
         help="training tasks; with --ps or --evaluator the first is the chief (default: 1, or "
         "with hosts all their slots). "
@@ -75,23 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes that prepare input, for tfdist.data.distribute (default: 0)",
     )
     parser.add_argument(
-        "--log-dir",
-        type=Path,
-        metavar="DIR",
-        help="also keep each task's whole output here, in worker-1.log etc.",
-    )
-    parser.add_argument(
         "--timeline",
         type=Path,
         metavar="FILE",
         help="write what all tasks do, step by step, in Chrome's trace format "
         "(default: TFDIST_TIMELINE, if it is set)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        metavar="S",
-        help="stop the whole job after this many seconds, with exit code 124",
     )
     parser.add_argument(
         "--restarts",
@@ -115,36 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of an elastic job: it begins with fewer than START workers this many seconds after "
         "MIN of them were there (default: TFDIST_ELASTIC_START_TIMEOUT, else it waits for START)",
     )
-    parser.add_argument(
-        "--grace",
-        type=seconds,
-        default=30.0,
-        metavar="S",
-        help="after Ctrl-C, SIGTERM or SIGHUP, the tasks have this many seconds to end their step "
-        "and save, before they are killed (default: 30)",
-    )
-    hosts = parser.add_mutually_exclusive_group()
-    hosts.add_argument(
-        "--hosts",
-        type=_hosts,
-        metavar="A:N,B:N",
-        help="run the tasks on these hosts, over ssh; N is the number of training tasks that a "
-        "host takes (default: 1)",
-    )
-    hosts.add_argument(
-        "--hostfile",
-        type=_host_file,
-        dest="hosts",
-        metavar="FILE",
-        help="as --hosts, with 'HOST slots=N' on each line",
-    )
-    hosts.add_argument(
-        "--host-discovery-script",
-        type=Path,
-        metavar="FILE",
-        help="of an elastic job: a program that prints the hosts, 'HOST:SLOTS' on each line; it is "
-        "asked every few seconds",
-    )
+    start_options.add_hosts(parser)
     parser.add_argument(
         "--blacklist-cooldown-range",
         type=seconds,
@@ -155,48 +113,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "there again for twice as long, up to the second number (default: 30 600)",
     )
     parser.add_argument(
-        "--ssh",
-        type=_command,
-        default=("ssh",),
-        metavar="COMMAND",
-        help="the program that connects to hosts, as in 'ssh -p 2222 -i key' (default: ssh)",
-    )
-    parser.add_argument(
-        "--python",
-        metavar="PATH",
-        help="Python on the other hosts (default: the path of this one's)",
-    )
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="also give this variable to tasks on other hosts; more than once for several",
-    )
-    parser.add_argument(
         "--bind",
         choices=[binding.value for binding in Binding],
         default=Binding.NONE.value,
         help="bind each task to its share of its host's cores, or of its NUMA nodes "
         "(default: none)",
     )
-    parser.add_argument(
-        "--gpus-per-worker",
-        type=whole_number(1),
-        metavar="N",
-        help="each worker, the chief and the evaluator see N GPUs of their host, none of them "
-        "twice, and other tasks none (default: each task sees all GPUs, of which TensorFlow takes "
-        "the whole memory)",
-    )
-    parser.add_argument(
-        "--job-file",
-        type=Path,
-        metavar="FILE",
-        help="keep the job's addresses and secret here while it runs, for --job of "
-        "'tfdist top', 'tfdist dashboard', 'tfdist ps stats', 'tfdist tasks', 'tfdist scale', "
-        "'tfdist debug dump', 'tfdist timeline' and 'tfdist metrics' (default: a new file of mode "
-        "600)",
-    )
+    start_options.add_limits(parser)
+    start_options.add_observation(parser)
     parser.add_argument(
         "-m",
         action="store_true",
@@ -225,8 +149,7 @@ def run(chosen: argparse.Namespace) -> int:
     if script is not None and not script.is_file():
         parser.error(f"expected a script, but {command[0]} is not a file")
     _tell_options_of_the_script(chosen, command[0], command[1:])
-    if chosen.log_dir is not None and chosen.log_dir.exists() and not chosen.log_dir.is_dir():
-        parser.error(f"--log-dir: expected a directory, but {chosen.log_dir} is a file")
+    start_options.check(chosen)
     # Not above: --help and a wrong command line do not need it.
     from tfdist.launch import run as launch
 
@@ -235,28 +158,19 @@ def run(chosen: argparse.Namespace) -> int:
             script=script,
             module=module,
             arguments=command[1:],
-            workers=chosen.workers or sum(host.slots for host in chosen.hosts or ()) or 1,
             ps=chosen.ps,
             evaluator=chosen.evaluator,
             data_workers=chosen.data_workers,
-            log_dir=chosen.log_dir,
             timeline=chosen.timeline,
-            timeout=chosen.timeout,
             restarts=chosen.restarts,
             max_restarts=chosen.max_restarts,
             cooldown=Cooldown(*chosen.blacklist_cooldown_range)
             if chosen.blacklist_cooldown_range
             else None,
             start_timeout=chosen.start_timeout,
-            hosts=chosen.hosts or (),
-            discovery_script=chosen.host_discovery_script,
-            ssh=chosen.ssh,
-            python=chosen.python,
-            env=chosen.env,
             binding=Binding(chosen.bind),
-            gpus_per_worker=chosen.gpus_per_worker,
-            job_file=chosen.job_file,
-            signal_grace=chosen.grace,
+            workers=start_options.workers(chosen) or 1,
+            **start_options.launch_options(chosen),
         )
     except ClusterConfigError as error:
         parser.error(str(error))
@@ -287,48 +201,3 @@ def _tell_options_of_the_script(chosen: argparse.Namespace, script: str, words: 
             f"{script} and is given to it; options of tfdist run come before {script}",
             file=sys.stderr,
         )
-
-
-def _workers(text: str) -> int | WorkerRange:
-    """Parses the value of --workers; an argparse type."""
-    if not re.fullmatch("[0-9]+(:[0-9]+){0,2}", text.strip()):
-        raise argparse.ArgumentTypeError(
-            "expected N, MIN:MAX or MIN:MAX:START, such as 4, 2:8 or 2:8:4, in whole numbers; "
-            f"received {text!r}"
-        )
-    if ":" not in text:
-        return whole_number(1)(text)
-    try:
-        return WorkerRange.from_text(text)
-    except ClusterConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _hosts(text: str) -> tuple[Host, ...]:
-    """Parses the value of --hosts; an argparse type."""
-    try:
-        return parse_hosts(text)
-    except ClusterConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _host_file(text: str) -> tuple[Host, ...]:
-    """Reads the file that --hostfile names; an argparse type."""
-    try:
-        return parse_host_lines(Path(text).read_text(), text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise argparse.ArgumentTypeError(f"cannot read {text}: {error}") from None
-    except ClusterConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _command(text: str) -> list[str]:
-    """Splits the value of --ssh into words, as a shell does; an argparse type."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        message = f"expected a command, received {text!r}: {error}"
-        raise argparse.ArgumentTypeError(message) from None
-    if not words:
-        raise argparse.ArgumentTypeError("expected a command, received none")
-    return words

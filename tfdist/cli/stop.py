@@ -29,6 +29,7 @@ _PAUSE = 0.1  # seconds between two looks
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this command's options."""
+    parser.set_defaults(takes_ended_jobs=True)
     parser.add_argument(
         "--job", type=Path, metavar="FILE", help="the job's file (default: your only running job)"
     )

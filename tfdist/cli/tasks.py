@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from tfdist.cli.arguments import add_watch_options
 
@@ -16,6 +17,8 @@ examples:
       a job that 'tfdist run' has started, which has told this file
   tfdist tasks --address host1:2222
       the task that deals them out: the first parameter server, or else rank 0
+  tfdist tasks --output out
+      a prediction into the folder out
   TF_CONFIG=... tfdist tasks --watch 10
       the cluster of TF_CONFIG, every ten seconds, until Ctrl-C
 
@@ -31,11 +34,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="the control address of the task that deals them out (default: from TF_CONFIG)",
     )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="instead, the parts of a prediction, by its output folder",
+    )
     add_watch_options(parser, "--address")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Prints the tasks; returns the exit code."""
+    if chosen.output is not None:
+        from tfdist.prediction import report as of_prediction
+
+        return of_prediction.run(chosen.output, chosen.watch)
     from tfdist.data.queue import report
 
     return report.run(chosen.address, chosen.job, chosen.watch)

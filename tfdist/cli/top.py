@@ -9,20 +9,19 @@ from tfdist.cli.arguments import seconds
 
 DESCRIPTION = """\
 Shows what the tasks of a running job do: steps and rows per second, the share of time in which they
-communicate and wait, the task that they wait for, bytes, memory, and data tasks. The job must have
-been started with TFDIST_METRICS_PORT."""
+communicate and wait, the task that they wait for, bytes, processors, memory, and data tasks."""
 EPILOG = """\
 examples:
-  tfdist top --job job.json
-      a job that 'TFDIST_METRICS_PORT=0 tfdist run --job-file job.json ...' has started, to its end
+  tfdist top
+      your only running job, to its end
   tfdist top --job job.json --once
       one table, for scripts
   TFDIST_SECRET_FILE=job.secret tfdist top --targets host1:9100,host2:9101
       tasks that a scheduler has started, by the addresses of their metrics
 
 exit code:
-  0; with --once 1 if a task did not answer; 2 for a wrong command line, or a job that serves no
-  metrics; 130 after Ctrl-C.
+  0; with --once 1 if a task did not answer; 2 for a wrong command line, a job that has ended or
+  serves no metrics; 130 after Ctrl-C.
 """
 
 

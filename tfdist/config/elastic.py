@@ -82,7 +82,10 @@ class Elastic:
         try:
             return cls(int(min_workers), int(max_workers), None if start is None else int(start))
         except ClusterConfigError as error:
-            raise ClusterConfigError(f"{source} {text.strip()}: {error}") from None
+            # The text has no arguments of Python.
+            told = str(error).removeprefix("Elastic: ")
+            told = re.sub("(min|max|start)_workers", lambda name: name[1].upper(), told)
+            raise ClusterConfigError(f"{source} {text.strip()}: {told}") from None
 
     def start(self, cluster: Cluster) -> int:
         """Returns the number of processes that the job begins with.

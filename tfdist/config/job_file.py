@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdist.config import validation
+from tfdist.config import tls, validation
+from tfdist.config.tls import Tls
 from tfdist.errors import ClusterConfigError
 
 _log = logging.getLogger("tfdist.config")
@@ -35,6 +36,7 @@ class JobFile:
         for other jobs.
       debug_dir: the directory of the tasks' dumps, for `tfdist debug dump`.
       metrics: the address of each task's metrics, "host:port", by its name, such as "worker 0".
+      tls: the variables by which its tasks encrypt their connections, by name; none if they do not.
     """
 
     cluster: str
@@ -42,6 +44,21 @@ class JobFile:
     scale_socket: str | None = None
     debug_dir: str | None = None
     metrics: dict[str, str] = dataclasses.field(default_factory=dict)
+    tls: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def secret_bytes(self) -> bytes | None:
+        """The secret as the tasks have it."""
+        return None if self.secret is None else self.secret.encode("latin-1")
+
+    @property
+    def encryption(self) -> Tls | None:
+        """The origin of a certificate for calls to the tasks; None if they do not encrypt.
+
+        Raises:
+          ClusterConfigError: the variables contradict each other.
+        """
+        return tls.from_environment(self.tls, self.secret_bytes)
 
     @contextlib.contextmanager
     def written(self, path: Path | None = None) -> Iterator[Path]:
@@ -134,6 +151,10 @@ def _difference(fields: object) -> str:
     for name, value in fields.items():
         if name not in names:
             return f"a JSON object with {name!a}, which no job file has"
+        if name == "tls":
+            if not _are_variables(value):
+                return "'tls' that are no variables of TLS by name"
+            continue
         if name == "metrics":
             if not _are_addresses(value):
                 return "'metrics' that are no addresses by name"
@@ -148,6 +169,13 @@ def _difference(fields: object) -> str:
 def _are_addresses(value: Any) -> bool:
     return isinstance(value, dict) and not any(
         validation.address_problem(address) for address in value.values()
+    )
+
+
+def _are_variables(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        name in tls.VARIABLES and isinstance(text, str) and "\0" not in text
+        for name, text in value.items()
     )
 
 

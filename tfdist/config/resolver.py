@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist.config.cluster import Cluster
+from tfdist.tracebacks import ends_at_caller
 
 
 class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
@@ -22,6 +23,7 @@ class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
       ('worker', 1, 'a:1')
     """
 
+    @ends_at_caller
     def __init__(
         self, cluster: Cluster | None = None, num_accelerators: dict[str, int] | None = None
     ) -> None:

@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Mapping
 
-from tfdist.config import validation
+from tfdist.config import tls, validation
 from tfdist.config.elastic import Elastic
 from tfdist.errors import ClusterConfigError
 
@@ -41,6 +41,10 @@ class Settings:
         free one; None serves none (`TFDIST_METRICS_PORT`).
       metrics_same_port: whether each task has a host of its own, as a pod of Kubernetes, so that
         all listen at `metrics_port` itself (`TFDIST_METRICS_SAME_PORT`).
+      metrics_by_default: whether `tfdist run` has chosen `metrics_port` unasked, so that a task
+        continues where its port is taken (`TFDIST_METRICS_BY_DEFAULT`).
+      state_dir: the directory in which a task that serves metrics leaves its last state, or None
+        (`TFDIST_STATE_DIR`).
       straggler_period: seconds between two straggler reports, 0 for none
         (`TFDIST_STRAGGLER_PERIOD`).
       restarts: how often this task was started again (`TFDIST_RESTARTS`).
@@ -55,6 +59,8 @@ class Settings:
       job_id: the job's name there (`TFDIST_JOB_ID`; in a step of Slurm its numbers), or None.
       interface: the network interface for data connections, by its name or as a network such as
         "10.1.0.0/16" (`TFDIST_INTERFACE`); None means the interface of the task's address.
+      tls: the origin of this task's certificate (`TFDIST_TLS`, or `TFDIST_TLS_CERT`,
+        `TFDIST_TLS_KEY` and `TFDIST_TLS_CA`); None: connections are not encrypted.
     """
 
     secret: bytes | None = dataclasses.field(default=None, repr=False)
@@ -70,6 +76,8 @@ class Settings:
     timeline: str | None = None
     metrics_port: int | None = None
     metrics_same_port: bool = False
+    metrics_by_default: bool = False
+    state_dir: str | None = None
     straggler_period: int = 300
     restarts: int = 0
     elastic: Elastic | None = None
@@ -78,6 +86,7 @@ class Settings:
     tombstone_dir: str | None = None
     job_id: str | None = None
     interface: str | None = None
+    tls: tls.Tls | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -91,8 +100,9 @@ class Settings:
         """
         environ = os.environ if environ is None else environ
         elastic = environ.get("TFDIST_ELASTIC", "").strip()
+        secret = validation.secret(environ)
         settings = cls(
-            secret=validation.secret(environ),
+            secret=secret,
             rendezvous_timeout=validation.seconds(
                 environ, "TFDIST_RENDEZVOUS_TIMEOUT", cls.rendezvous_timeout
             ),
@@ -109,6 +119,10 @@ class Settings:
             metrics_same_port=validation.switch(
                 environ, "TFDIST_METRICS_SAME_PORT", cls.metrics_same_port
             ),
+            metrics_by_default=validation.switch(
+                environ, "TFDIST_METRICS_BY_DEFAULT", cls.metrics_by_default
+            ),
+            state_dir=environ.get("TFDIST_STATE_DIR", "").strip() or None,
             straggler_period=validation.count(
                 environ, "TFDIST_STRAGGLER_PERIOD", cls.straggler_period
             ),
@@ -119,6 +133,7 @@ class Settings:
             tombstone_dir=environ.get("TFDIST_TOMBSTONE_DIR", "").strip() or None,
             job_id=validation.job_id(environ),
             interface=environ.get("TFDIST_INTERFACE", "").strip() or None,
+            tls=tls.from_environment(environ, secret),
         )
         start = settings.elastic_start_timeout
         if start is not None and start >= settings.rendezvous_timeout:
@@ -169,11 +184,29 @@ def set_variables(values: Mapping[str, str]) -> None:
     os.environ.update(values)
 
 
-def secret_variable() -> dict[str, str]:
-    """Returns the variable that gives this process's secret to others; a new one if it has none."""
+def secret_variables() -> dict[str, str]:
+    """Returns the variables that give this process's secret to others, and how they encrypt.
+
+    The secret is a new one if this process has none.
+
+    Raises:
+      ClusterConfigError: the variables cannot be used.
+    """
     environ = environment_with_secret()
+    found = tls.from_environment(environ, validation.secret(environ))
     name = "TFDIST_SECRET" if "TFDIST_SECRET" in environ else "TFDIST_SECRET_FILE"
-    return {name: environ[name]}
+    return {name: environ[name], **({} if found is None else found.variables)}
+
+
+def environment_with_tls(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment whose connections are encrypted: by its secret, if it names no files.
+
+    Args:
+      environ: variables by name, with a secret.
+    """
+    if any(environ.get(name, "").strip() for name in tls.VARIABLES):
+        return dict(environ)
+    return {**environ, "TFDIST_TLS": tls.SECRET_MODE}
 
 
 def environment_without_job() -> dict[str, str]:

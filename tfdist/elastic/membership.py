@@ -141,7 +141,7 @@ class Membership:
             ask=lambda member, host: self._peers.confirming.ask(member.address, host),
             callers_are_signed=settings.secret is not None,
         )
-        probes = Probes(cluster, settings.secret, timing.answer)
+        probes = Probes(cluster, settings.secret, timing.answer, settings.tls)
         self._peers = Peers(self._state, probes, names, timing, settings.rendezvous_timeout)
         records = CallRecords(0) if records is None else records
         self._reader = MemberRecords(self._peers, records)
@@ -171,6 +171,7 @@ class Membership:
                 interface=settings.interface,
                 is_from_the_job=self._state.is_from_the_job,
                 role="a task of an elastic job; expected TFDIST_ELASTIC on every task",
+                tls=settings.tls,
             )
 
     def describe(self, more: Mapping[str, str], instead_of: Collection[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Embedding tables that are stored on the parameter servers alone.
+"""Embedding tables whose rows are stored by one process each: parameter servers, or workers.
 
 `tfdist.layers.Embedding` is the Keras layer. This package has its parts: the table, the initial
 values of rows (`initializers`), the optimizers of rows, and lookups of ids of all kinds.

@@ -13,30 +13,42 @@ import tensorflow as tf
 from tfdist._types import KerasLayer, KerasModel
 from tfdist.embedding import saved_tables
 from tfdist.embedding.layer_base import RemoteEmbedding
+from tfdist.embedding.served_table import ServedTable
 from tfdist.embedding.static_table import StaticTable
 from tfdist.embedding.table import EmbeddingTable
+from tfdist.ps.export import served_models
+from tfdist.strategies._variables.server_variable import ServerVariable
+from tfdist.strategies._variables.table_variable import TableVariable
 
 if TYPE_CHECKING:
     from keras.export import ExportArchive
 
 
 def export_for_serving(
-    model: KerasModel, path: str, input_signature: Sequence[tf.TensorSpec] | None = None
+    model: KerasModel,
+    path: str,
+    input_signature: Sequence[tf.TensorSpec] | None = None,
+    tables: str = "inside",
 ) -> None:
-    """Writes a model as a plain SavedModel, with the current rows of its tables.
+    """Writes a model as a SavedModel, with the current rows of its tables, or without rows.
 
-    The SavedModel needs only TensorFlow and gives the results of `model.predict`: each table
-    becomes a static hash table and a variable, and an id without a row gets its initial values.
-    Call it in the chief, when training has ended; this process holds all rows for a while.
+    With the rows inside, the SavedModel needs only TensorFlow and gives the results of
+    `model.predict`: each table becomes a static hash table and a variable, and an id without a row
+    gets its initial values. Call it in the chief, when training has ended; this process holds all
+    rows for a while.
+
+    With served tables the SavedModel has the model's variables alone, of whatever size its tables
+    are. `tfdist.serving.load` binds it to servers of a snapshot's rows (`tfdist ps serve`).
 
     Args:
       model: a built Keras 3 or tf_keras model with `tfdist.layers.Embedding` layers, or with
         `EmbeddingTable`s as attributes of its layers.
       path: the directory to write.
       input_signature: specs of the inputs, as in Keras's `model.export`; `None`: the model's.
+      tables: "inside" writes the rows into the SavedModel; "served" leaves them on servers.
 
     Raises:
-      ValueError: the model has used no table, or has a ragged input.
+      ValueError: the model has used no table, or has a ragged input; or `tables` is another word.
 
     Example:
 
@@ -45,8 +57,12 @@ def export_for_serving(
     answers = tf.saved_model.load("served").serve(ids)  # without tfdist
     ```
     """
-    tables = tables_of(model)
-    if not tables:
+    if tables not in ("inside", "served"):
+        raise ValueError(
+            f"export_for_serving: expected tables to be 'inside' or 'served', received {tables!r}"
+        )
+    used = tables_of(model)
+    if not used:
         raise ValueError(
             f"export_for_serving: expected model {model.name!r} to have embedding tables that it "
             "has used, and found none; model.export saves it"
@@ -58,18 +74,46 @@ def export_for_serving(
             f"{model.name!r} is ragged, and would be served as if it were not: give the layers "
             "dense ids with weights of 0 where there is none"
         )
+    if tables == "served":
+        return _export_without_rows(model, path, used, input_signature)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as replaced:
         statics = []
         # Not in the strategy's scope: these variables belong to this process alone.
-        for i, table in enumerate(tables):
+        for i, table in enumerate(used):
             table_folder = os.path.join(folder, str(i))
             os.mkdir(table_folder)
             static = StaticTable(*table.fetch(), table.config().initializer, table_folder)
             statics.append(static)
             replaced.enter_context(table.replaced_by(static))
-        is_of_tf_keras = isinstance(model, tf.Module)
-        archive_of = _archive_of_tf_keras if is_of_tf_keras else _archive_of_keras
-        archive_of(model, statics, input_signature).write_out(path)
+        _archive_of(model, statics, input_signature).write_out(path)
+
+
+def _export_without_rows(
+    model: KerasModel,
+    path: str,
+    used: Sequence[EmbeddingTable],
+    signature: Sequence[tf.TensorSpec] | None,
+) -> None:
+    client = tf.Variable(0, dtype=tf.int64, trainable=False, name=served_models.CLIENT)
+    with contextlib.ExitStack() as replaced:
+        tables = [ServedTable(table.name, table.output_dim, client) for table in used]
+        for table, served in zip(used, tables, strict=True):
+            replaced.enter_context(table.replaced_by(served))
+        archive = _archive_of(model, tables, signature)
+        archive.add_variable_collection(served_models.CLIENT, [client])
+        archive.write_out(path)
+    widths = {table.name: table.output_dim for table in used}
+    served_models.ServedModelFile(widths, _names_on_servers(model)).write(path)
+
+
+def _names_on_servers(model: KerasModel) -> list[str | None]:
+    """Returns the servers' name of each of the model's variables; `None` if they have none."""
+    names: list[str | None] = []
+    for weight in model.variables:
+        variable = weight if isinstance(weight, tf.Variable) else weight.value
+        is_shared = isinstance(variable, ServerVariable) and not isinstance(variable, TableVariable)
+        names.append(variable.name_on_servers if is_shared else None)
+    return names
 
 
 def export_small(
@@ -110,8 +154,20 @@ def _layers(model: KerasModel) -> Iterator[KerasLayer]:
     return model._flatten_layers()
 
 
+def _archive_of(
+    model: KerasModel,
+    statics: Sequence[StaticTable | ServedTable],
+    signature: Sequence[tf.TensorSpec] | None,
+) -> ExportArchive:
+    is_of_tf_keras = isinstance(model, tf.Module)
+    archive_of = _archive_of_tf_keras if is_of_tf_keras else _archive_of_keras
+    return archive_of(model, statics, signature)
+
+
 def _archive_of_keras(
-    model: KerasModel, statics: list[StaticTable], signature: Sequence[tf.TensorSpec] | None
+    model: KerasModel,
+    statics: Sequence[StaticTable | ServedTable],
+    signature: Sequence[tf.TensorSpec] | None,
 ) -> ExportArchive:
     from keras.export import ExportArchive
     from keras.src.export.export_utils import get_input_signature
@@ -124,7 +180,9 @@ def _archive_of_keras(
 
 
 def _archive_of_tf_keras(
-    model: KerasModel, statics: list[StaticTable], signature: Sequence[tf.TensorSpec] | None
+    model: KerasModel,
+    statics: Sequence[StaticTable | ServedTable],
+    signature: Sequence[tf.TensorSpec] | None,
 ) -> ExportArchive:
     from tf_keras.export import ExportArchive
 

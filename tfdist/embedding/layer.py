@@ -57,12 +57,13 @@ class _SharedRows(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("tfdist")
 class Embedding(RemoteEmbedding, keras.layers.Layer):
-    __doc__ = f"""Looks up rows of a table that is stored on the parameter servers alone.
+    __doc__ = f"""Looks up rows of a table, each of which is stored by one process of the job.
 
-    Ids are integers or strings: dense of any shape, ragged, or sparse of two dimensions. Make the
-    layer in the scope of a `tfdist.ParameterServerStrategy`, or of a
-    `tfdist.MultiWorkerMirroredStrategy` whose cluster has `ps` tasks. In `fit` an id gets a row on
-    first use; in `evaluate` and `predict` an id without a row gets its initial values.
+    The rows are on the `ps` tasks; in a job without any they are dealt over the workers by id. Ids
+    are integers or strings: dense of any shape, ragged, or sparse of two dimensions. Make the layer
+    in the scope of a `tfdist.ParameterServerStrategy` or a `tfdist.MultiWorkerMirroredStrategy`. In
+    `fit` an id gets a row on first use; in `evaluate` and `predict` an id without a row gets its
+    initial values.
 
     {_arguments_of(RemoteEmbedding)}
     Raises:
@@ -81,6 +82,7 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
         """Makes the variable that represents the table."""
         if self._shared_table is None:
             self.rows = self._make_rows((0, self.output_dim), ROWS)
+            self._check_name(self._variable())
         else:
             self.rows = self._rows_of(self._shared_table)
         self.built = True

@@ -174,6 +174,12 @@ class RemoteEmbedding(_Base):
         name = self.name if parameters is None else parameters[variable.parameter].name
         return name.replace(f"/{ROWS}", "")
 
+    def _check_name(self, variable: tf.Variable | None) -> None:
+        """Raises ValueError if the workers that hold tables make another layer at this time."""
+        parameters = getattr(variable, "parameters", None)
+        if variable is not None and parameters is not None:
+            parameters.check_name(parameters[variable.parameter].name)
+
     def _look_up(
         self, inputs: AnyTensor, weights: AnyTensor | None, training: bool | None
     ) -> tf.Tensor | tf.RaggedTensor:
@@ -229,4 +235,5 @@ class RemoteEmbedding(_Base):
             return {**super().get_config(), **own, "table": self._shared_table}
         optimizer = {"optimizer": self._arguments["optimizer"].get_config()}
         table_arguments = {"output_dim": self.output_dim, **self._arguments, **optimizer}
+        table_arguments.pop("placement", None)  # of the job, not of the model
         return {**super().get_config(), **own, **table_arguments}

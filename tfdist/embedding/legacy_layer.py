@@ -29,6 +29,7 @@ class Embedding(RemoteEmbedding, tf_keras.layers.Layer):
         """Makes the variable that represents the table."""
         if self._shared_table is None:
             self.rows = self._make_rows((0, self.output_dim), ROWS)
+            self._check_name(self._variable())
         else:
             self.rows = self._shared_table.weight(self._make_rows)
         self.built = True

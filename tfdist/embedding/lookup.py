@@ -22,7 +22,7 @@ def embedding_lookup(
     *,
     max_norm: float | None = None,
 ) -> Any:
-    """Looks up rows of tables that are on the parameter servers.
+    """Looks up rows of tables that are on the parameter servers, or on the workers.
 
     In a step (`strategy.run`) the gradients go to `table.rows`, which an optimizer takes like any
     other variable. Each server receives one message for all tables.

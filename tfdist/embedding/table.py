@@ -1,4 +1,4 @@
-"""Embedding tables: rows by id on the parameter servers."""
+"""Embedding tables: rows by id on the parameter servers, or dealt over the workers."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ reader = contextvars.ContextVar("reader", default=None)
 # The name of the variable that stands for a table.
 ROWS = "remote_rows"
 _WIRE_DTYPES = ("float32", "float16", "bfloat16")
+_PLACEMENTS = ("servers", "workers")
 _POLICIES = {"lru": EvictionPolicy.LRU, "lfu": EvictionPolicy.LFU}
 
 
 class EmbeddingTable:
-    """Rows of float32 by 64-bit id, which are stored on the parameter servers alone.
+    """Rows of float32 by 64-bit id, each of which is stored by one process of the job.
 
-    The first lookup of an id in training creates its row. Make the table in the scope of a
-    `ParameterServerStrategy`, or of a `MultiWorkerMirroredStrategy` whose cluster has `ps` tasks;
-    all workers make the same tables. Its gradient belongs to `rows`.
+    The rows are on the job's `ps` tasks. In a job without any, each worker stores its share of the
+    rows, and serves the others. The first lookup of an id in training creates its row. Make the
+    table in the scope of a `ParameterServerStrategy`, or of a `MultiWorkerMirroredStrategy`; all
+    workers make the same tables. Its gradient belongs to `rows`.
 
     Args:
       name: a unique name, the same in all workers.
@@ -76,6 +78,9 @@ class EmbeddingTable:
       reset_slots: whether the servers may restore a checkpoint whose table of this name has other
         arguments, such as another optimizer, and the same `output_dim`: the rows keep their values,
         and the optimizer's slots are reset. Otherwise such a checkpoint is refused.
+      placement: "servers": the job must have `ps` tasks, which hold the rows. "workers": it must
+        have none, so that the workers hold the rows. `None`: either. It belongs to the job, not to
+        the table: files and configurations do not include it.
 
     Raises:
       ValueError: an argument is invalid; names the expected value.
@@ -104,6 +109,7 @@ class EmbeddingTable:
         cache_steps: int = 8,
         save_rows: bool = True,
         reset_slots: bool = False,
+        placement: str | None = None,
     ) -> None:
         self.name = name
         self._expect(_is_count(output_dim), "output_dim", "a whole number from 1 on", output_dim)
@@ -128,6 +134,9 @@ class EmbeddingTable:
         self._expect(fits, "cache_rows", "a whole number from 0 on", cache_rows)
         fits = _is_count(cache_steps)
         self._expect(fits, "cache_steps", "a whole number from 1 on", cache_steps)
+        fits = placement is None or placement in _PLACEMENTS
+        self._expect(fits, "placement", "'servers', 'workers' or None", placement)
+        self.placement = placement
         self.output_dim, self.input_dim = output_dim, input_dim
         self.optimizer = optimizers.get(optimizer)
         self.learning_rate = optimizers.as_learning_rate(learning_rate)
@@ -158,6 +167,9 @@ class EmbeddingTable:
         }
         self.config()  # checks the initializer early
         self.strategy = tf.distribute.get_strategy()
+        tables = getattr(self.strategy.extended, "tables", None)
+        if tables is not None and placement != "servers":
+            tables.prepare()
         self._weight: TableVariable | None = None
         self._has_plain_weight = False
         self.static: Any = None
@@ -230,7 +242,7 @@ class EmbeddingTable:
         """The variable that receives the table's gradient, float32[0, output_dim].
 
         Raises:
-          ValueError: the table was made without parameter servers.
+          ValueError: as for `attached`.
         """
         weight = self.weight()
         return self.attached(weight if isinstance(weight, tf.Variable) else weight.value)
@@ -239,13 +251,20 @@ class EmbeddingTable:
         """Returns `variable`, which represents this table from now on.
 
         Raises:
-          ValueError: the table was made without parameter servers.
+          ValueError: the table was not made in the scope of a strategy that holds tables, or the
+            job holds them elsewhere than at its `placement`.
         """
         if not isinstance(variable, TableVariable):
+            if getattr(self.strategy, "elastic_job", None) is not None:
+                raise ValueError(
+                    f"embedding table {self.name!r}: expected a cluster with ps tasks in an "
+                    "elastic job, since rows on a worker would be lost with it, received a "
+                    f"cluster without any, and placement={self.placement!r}"
+                )
             raise ValueError(
                 f"embedding table {self.name!r}: expected to be made in the scope of a "
-                "tfdist.ParameterServerStrategy, or of a tfdist.MultiWorkerMirroredStrategy whose "
-                f"cluster has ps tasks, received {self.strategy!r}"
+                "tfdist.ParameterServerStrategy or a tfdist.MultiWorkerMirroredStrategy, received "
+                f"{self.strategy!r}"
             )
         variable.attach(self)
         return variable

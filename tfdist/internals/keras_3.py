@@ -11,6 +11,7 @@ with told("keras.src", f"Keras {keras.__version__}", UnsupportedKerasError):
     from keras.src.backend import name_scope as name_scope
     from keras.src.backend.common import global_state as global_state
     from keras.src.backend.common.name_scope import current_path as current_path
+    from keras.src.backend.common.stateless_scope import StatelessScope as StatelessScope
     from keras.src.backend.common.stateless_scope import in_stateless_scope as in_stateless_scope
     from keras.src.backend.tensorflow import trainer as trainer
     from keras.src.backend.tensorflow.optimizer import TFOptimizer as TFOptimizer

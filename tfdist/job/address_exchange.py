@@ -179,6 +179,7 @@ def _collect(exchange: HostExchange, settings: Settings) -> list[str]:
         settings.secret,
         {messages.ADDRESS: book.add},
         interface=settings.interface,
+        tls=settings.tls,
     )
     atexit.register(server.close)
     wait = Wait(settings.rendezvous_timeout)
@@ -232,7 +233,9 @@ def _ask(exchange: HostExchange, settings: Settings) -> list[str]:
             if control is None:
                 caller = _Caller(who, f"{host}:{exchange.port(exchange.index)}")
                 name = f"rank 0 at {exchange.address}"
-                control = ControlClient(caller, settings.secret, exchange.address, name)
+                control = ControlClient(
+                    caller, settings.secret, exchange.address, name, settings.tls
+                )
                 opened.callback(control.close)
             poll = wait.poll()
             request = messages.AddressRequest(

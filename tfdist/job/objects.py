@@ -136,7 +136,8 @@ def _exchange(
     timeout: float | None,
 ) -> dict[int, bytes]:
     """Returns, by rank, the pickles of all ranks that have not called `join`; some are empty."""
-    if tf.inside_function():
+    # The graph of a tf_keras model stays the default one where its layers run eagerly.
+    if tf.inside_function() and not tf.executing_eagerly():
         raise RuntimeError(
             f"{api_name}: expected to be called outside of tf.function, which would send the "
             "object once, while it is traced"

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 class MetricsExporter(Protocol):
     """The server of this task's metrics; `tfdist.observe.metrics` has it."""
 
+    def end(self) -> None:
+        """Keeps the last state of the task, which is about to leave its job."""
+
     def close(self) -> None:
         """Stops serving."""
 
@@ -35,6 +38,7 @@ class Observers:
         self._recorder: Recorder | None = None
         self._timeline: TaskTimeline | None = None
         self._exporter: MetricsExporter | None = None
+        self._has_served = False
         self._stragglers: stragglers.StragglerReport | None = None
         self._followed: list[waits.PeerWaits] = []  # of which this task answers to the leader
 
@@ -67,10 +71,12 @@ class Observers:
 
     def serve_metrics(self, cluster: Cluster, settings: Settings) -> None:
         """Serves the metrics, if `TFDIST_METRICS_PORT` is set; see `Process.serve_metrics`."""
-        if settings.metrics_port is None or self._exporter is not None:
+        if settings.metrics_port is None or self._has_served:
             return
         self._exporter = _providers.provider("serve_metrics")(cluster, settings)
-        self.counts_steps = True
+        # A port that the launcher has chosen may be taken: once is enough to learn that.
+        self._has_served = True
+        self.counts_steps = self.counts_steps or self.serves_metrics
 
     @property
     def serves_metrics(self) -> bool:
@@ -85,7 +91,7 @@ class Observers:
         source = group.communicator
         self._followed.append(source)
         waits.follow(source)
-        client = waits.WaitsClient(cluster, settings.secret)
+        client = waits.WaitsClient(cluster, settings.secret, settings.tls)
 
         def ask() -> dict[str, waits.TaskWaits] | None:
             addresses = group.addresses
@@ -141,11 +147,13 @@ class Observers:
             self._recorder.note_exit(code, error)
 
     def note_leaving(self, has_ended: bool) -> None:
-        """Records that this task leaves its job; the report of stragglers ends.
+        """Records that this task leaves its job, and its state; the report of stragglers ends.
 
         Args:
           has_ended: the script has not failed.
         """
+        if self._exporter is not None:
+            self._exporter.end()
         if self._recorder is not None and has_ended:
             self._recorder.note_end()
         report, self._stragglers = self._stragglers, None
@@ -170,4 +178,5 @@ class Observers:
         if self._exporter is not None:
             self._exporter.close()
             self._exporter = None
+        self._has_served = False
         self.counts_steps = False

@@ -113,10 +113,15 @@ class ControlPlane:
                 self._handlers,
                 interface=settings.interface,
                 elsewhere={messages.RENDEZVOUS: f"but ranks meet at {cluster.describe_rank(0)}"},
+                tls=settings.tls,
             )
         if cluster.rank:
             self._client = ControlClient(
-                cluster, settings.secret, cluster.training_addresses[0], cluster.describe_rank(0)
+                cluster,
+                settings.secret,
+                cluster.training_addresses[0],
+                cluster.describe_rank(0),
+                settings.tls,
             )
 
     def __enter__(self) -> ControlPlane:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
+from tfdist.control.encoding import JsonObject
 from tfdist.errors import ClusterConfigError, NotInitializedError
+from tfdist.job.encryption import encrypt
 from tfdist.job.observers import Observers
 from tfdist.job.peer_group import Alone, PeerGroup
 from tfdist.job.script_failure import ScriptFailure
@@ -46,6 +48,7 @@ class Process:
         self._group: PeerGroup | None = None  # which it has joined
         self._alone = Alone()
         self._ps_worker: PsWorker | LocalPsWorker | None = None
+        self._ps_cluster: Cluster | None = None  # with which it has attached
         self._has_server_variables = False
         self._has_warned_that_alone = False
         self._script: ScriptFailure | None = None
@@ -55,6 +58,8 @@ class Process:
         self.is_preempted = False
         # Whether the program is ending: nothing of the script can fail any more.
         self.is_at_end = False
+        # Returns the queues that this process shows beside the job's, as `TaskMaster.queues` does.
+        self.shown_queues: Callable[[], list[JsonObject]] = list
         self._before_leaving: list[Callable[[bool], None]] = []
 
     def enter(self, cluster: Cluster, settings: Settings | None = None) -> None:
@@ -90,6 +95,8 @@ class Process:
           AddressInUseError: the port is taken.
         """
         self._observers.serve_metrics(cluster, self.settings)
+        if self.serves_metrics and self.settings.state_dir is not None:
+            self._watch_script()
 
     @property
     def serves_metrics(self) -> bool:
@@ -224,6 +231,7 @@ class Process:
 
     def _join(self, cluster: Cluster, make: Callable[[], Joined]) -> Joined:
         self._observers.follow_failures()
+        encrypt(self.settings, cluster.task_name)
         self._group = group = make()
         self._cluster = cluster
         self._observers.report_late_peers(cluster, self.settings, group)
@@ -331,7 +339,8 @@ class Process:
         """Connects to the parameter servers; later calls return the same worker.
 
         Args:
-          cluster: the job. A local one makes a server in this process.
+          cluster: the job. A local one makes a server in this process. In a job without `ps` tasks
+            all workers make servers, and call this at the same time.
           config: the configuration that all workers must agree on.
           checkpoint_every: seconds between snapshots.
           has_variables: whether the servers hold the models' variables, or only embedding tables.
@@ -346,16 +355,19 @@ class Process:
             from tfdist.ps.worker import LocalPsWorker, PsWorker  # imports TensorFlow
 
             self._observers.follow_failures()
+            encrypt(self.settings, cluster.task_name)
             if cluster.is_local:
                 worker = LocalPsWorker(cluster, config)
-            else:
+            elif cluster.ps:
                 worker = PsWorker(cluster, config, self.settings, self._leads)
-            self._ps_worker = worker
+            else:
+                worker = self._host(cluster, config)
+            self._ps_worker, self._ps_cluster = worker, cluster
             if not cluster.is_local:
                 self._observers.report_waits_for_servers(cluster, self.settings, worker.client)
             self._watch_script()
             worker.checkpoint_every(checkpoint_every)
-        elif (worker.cluster, worker.config) != (cluster, config):
+        elif (self._ps_cluster, worker.config) != (cluster, config):
             raise ClusterConfigError(
                 f"this process has joined a job as {worker.cluster.task_name} with "
                 f"{worker.config} and cannot join another as {cluster.task_name} with "
@@ -363,6 +375,21 @@ class Process:
             )
         self._has_server_variables = self._has_server_variables or has_variables
         return worker
+
+    def _host(self, cluster: Cluster, config: PsConfig) -> PsWorker:
+        """Makes a server in this process, at the same time as the other workers."""
+        from tfdist.job.objects import all_gather_object  # imports TensorFlow
+        from tfdist.ps.hosting_worker import HostingPsWorker  # imports TensorFlow
+
+        communicator = self.join(cluster).communicator if cluster.world_size > 1 else None
+
+        def exchange(text: str) -> list[str]:
+            if communicator is None:
+                return [text]
+            label = "the servers of embedding tables"
+            return all_gather_object(text, communicator=communicator, label=label)
+
+        return HostingPsWorker(cluster, config, self.settings, communicator, exchange)
 
     @property
     def _leads(self) -> Callable[[], bool] | None:
@@ -417,6 +444,8 @@ class Process:
         if group is not None:
             assert self._script is not None  # since `_join`
             group.leave(self._script.exception)
+        if worker is not None:
+            worker.end()  # other ranks used what it serves until they left, or learned the reason
 
     @property
     def has_exited(self) -> bool:

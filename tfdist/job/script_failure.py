@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from tfdist import tracebacks
+from tfdist import reasons, tracebacks
 from tfdist.errors import Preempted
 
 
@@ -25,7 +25,7 @@ class ScriptFailure:
     """Records whether the script fails.
 
     Attributes:
-      exception: type and text of an unhandled exception, or None.
+      exception: type and reason of an unhandled exception in one line, or None.
       has_failed: it ended with an unhandled exception or a non-zero exit code.
       has_exited: it has called `sys.exit`.
 
@@ -40,13 +40,14 @@ class ScriptFailure:
         excepthook, leave = sys.excepthook, sys.exit
 
         def note_exception(kind, error, trace):
-            self.exception = f"{kind.__name__}: {error}"
+            self.exception = reasons.one_line(error)
             self.has_failed = True
             if isinstance(error, KeyboardInterrupt) and tracebacks.are_filtered():
                 print(tracebacks.interruption(error, task_name()), file=sys.stderr)
                 return
             observer.note_exception(error)
-            excepthook(kind, error, trace)
+            tracebacks.hide_own_frames(error)
+            excepthook(kind, error, error.__traceback__)
 
         def note_exit(status=None, /):
             if threading.current_thread() is threading.main_thread():

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tfdist.config.cluster import Cluster
+from tfdist.errors import ClusterConfigError
 from tfdist.job import process
+from tfdist.job.encryption import check_certificate, check_names, encrypt
 
 
 def start(
@@ -43,12 +45,24 @@ def serve(cluster: Cluster, checkpoint_dir: str | None = None) -> None:
     Raises:
       Exception: as for `tfdist.init`.
     """
+    settings = process.current.settings
+    if settings.tls is not None and cluster.data_workers:
+        raise ClusterConfigError(
+            f"{cluster.task_name}: expected no data workers in a job with encrypted connections "
+            f"(TFDIST_TLS), received {len(cluster.data_workers)}: TensorFlow's data service has "
+            "no encryption"
+        )
+    # A task that trains connects later, deep inside a step.
+    if not cluster.is_local:
+        check_certificate(settings)
+        check_names(cluster, settings)
     process.current.record(cluster)
     if cluster.task_type == "ps":
         from tfdist.ps.server import serve as serve_variables  # imports TensorFlow
 
-        serve_variables(cluster, process.current.settings, checkpoint_dir)
+        encrypt(settings, cluster.task_name)
+        serve_variables(cluster, settings, checkpoint_dir)
     if cluster.is_data_task:
         from tfdist.data.server import serve as serve_data  # imports TensorFlow
 
-        serve_data(cluster, process.current.settings)
+        serve_data(cluster, settings)

@@ -29,6 +29,9 @@
 | `substitute_rows/` | a replica without rows computes on a substitute row |
 | `embeddings.py`, `prefetching.py` | tables of `tfdist.embedding`, which hooks need |
 | `variables_of_others.py` | variables that are trained in another scope than their own |
+| `deferred_models.py` | models without values |
+
+Public are `deferred` and `initialize`.
 
 Nothing is changed by an import. Making one of our strategies installs what strategies need;
 `tfdist.init()` and `tfdist.DistributedOptimizer` install less, since Keras needs less there.
@@ -40,6 +43,7 @@ import functools
 import importlib
 import logging
 import sys
+from typing import Any
 
 from tfdist._version import MAX_KERAS, MIN_KERAS
 from tfdist.config.settings import allows_untested_keras
@@ -76,10 +80,12 @@ FOR_STRATEGIES = (
     f"{_SUBSTITUTES}.keras_3",
     f"{_HOOKS}.scalar_losses",
     f"{_HOOKS}.server_optimizers",
+    f"{_HOOKS}.sharded_optimizers",
     f"{_HOOKS}.table_gradients",
     f"{_HOOKS}.local_updates",
     f"{_HOOKS}.clipping",
     f"{_HOOKS}.saving",
+    f"{_HOOKS}.deferred_values",
     f"{_HOOKS}.variable_roles",
     f"{_HOOKS}.lines",
     f"{_HOOKS}.events",
@@ -96,6 +102,7 @@ FOR_TF_KERAS = (
     f"{_HOOKS}.tf_keras_training",
     f"{_SUBSTITUTES}.of_tf_keras",
     f"{_HOOKS}.tf_keras_local_updates",
+    f"{_HOOKS}.tf_keras_sharding",
     f"{_HOOKS}.tf_keras_logs",
     f"{_ELASTIC}.tf_keras_order",
     f"{_ELASTIC}.tf_keras_batches",
@@ -224,10 +231,35 @@ def _activate(every: bool) -> None:
     order.activate(*(order.ALL if every else order.OF_DATA_TASKS))
 
 
+def refuse_keras_distribution() -> None:
+    """Refuses a `keras.distribution`, which Keras ignores with TensorFlow.
+
+    Raises:
+      ValueError: one is set.
+    """
+    if not _is_keras_3():
+        return
+    found = sys.modules["keras"].distribution.distribution()
+    if found is not None:
+        raise ValueError(
+            "strategy.scope(): expected no keras.distribution beside a strategy, but "
+            f"{type(found).__name__} is set: with TensorFlow Keras does nothing about it, and "
+            "every variable stays whole on each worker. Call "
+            "keras.distribution.set_distribution(None); tfdist.Sharding divides variables"
+        )
+
+
 def keep_ops_from_xla() -> None:
     """Keeps Keras 3 from compiling tfdist's ops with XLA, if it has been imported."""
     if _is_keras_3():
         _install(*FOR_INIT)
+
+
+def __getattr__(name: str) -> Any:
+    # Imports Keras, which a process without it does not need.
+    if name in ("deferred", "initialize"):
+        return getattr(importlib.import_module("tfdist.keras.deferred_models"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _install(*modules: str) -> None:

@@ -87,6 +87,14 @@ class ElasticStep:
         self._job = job
         self._name = name
         self._step = step
+
+        # A function of its own: steps of one function count as training together.
+        def read_step(batch: Nested) -> Nested:
+            # Replicas may run in threads of their own.
+            with knowing_rows(self._rows):
+                return read_results(step(batch))
+
+        self._read_step = read_step
         self._admits = admits
         self._gathers = gathers
         self._adds_numbers = adds_numbers
@@ -262,11 +270,6 @@ class ElasticStep:
             with tf.control_dependencies([flags]):
                 tables.commit()
         return self._of_all(first, dict(zip(other, numbers, strict=True))), flags
-
-    def _read_step(self, batch: Nested) -> Nested:
-        # Replicas may run in threads of their own.
-        with knowing_rows(self._rows):
-            return read_results(self._step(batch))
 
     def _scalars(self) -> list[list[tf.Tensor]]:
         """The resources of all variables without dimensions that a callback may set.

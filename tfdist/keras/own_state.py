@@ -24,7 +24,7 @@ from tfdist.keras.models import (
     optimizer_variables,
     tf_variable,
 )
-from tfdist.keras.workers import is_on_servers, local_updates_of, rank_of
+from tfdist.keras.workers import is_on_servers, is_part, local_updates_of, rank_of
 
 # How the names of LocalUpdateStrategy's values begin.
 _LOCAL_UPDATES = "local_updates/"
@@ -110,7 +110,7 @@ def _own_variables(model: KerasModel) -> dict[str, KerasVariable]:
         "metric": metrics_variables(model),
         "layer": [v for v in model_variables(model) if _is_own(v)],
         "optimizer": [v for v in optimizer_variables(model) if _is_own(v)],
-        "accumulator": [v for v in getattr(inner, "_accumulated_gradients", ()) if v is not None],
+        "accumulator": [v for v in getattr(inner, "_accumulated_gradients", ()) if _is_own_sum(v)],
     }
     found: dict[str, KerasVariable] = {}
     seen: set[int] = set()
@@ -123,6 +123,11 @@ def _own_variables(model: KerasModel) -> dict[str, KerasVariable]:
 
 def _is_own(variable: KerasVariable) -> bool:
     return isinstance(tf_variable(variable), SyncOnReadVariable)
+
+
+def _is_own_sum(accumulator: KerasVariable | None) -> bool:
+    """Whether accumulated gradients are a worker's own; a part of a sum belongs to all."""
+    return accumulator is not None and not is_part(getattr(accumulator, "value", None))
 
 
 def _replicas_of(model: KerasModel, variable: KerasVariable) -> Sequence[tf.Variable]:

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tfdist._types import KerasOptimizer, Nested
+from tfdist._types import Gradient, KerasOptimizer, Nested
+from tfdist.config.sharding import Sharding
 from tfdist.data.strategies import WorkerInput
 from tfdist.ops.ps.optimizer_config import OptimizerConfig
 from tfdist.ps.config import PsConfig
@@ -143,6 +144,37 @@ class LocalTraining(Protocol):
         """Ends the rounds of a step of an elastic job."""
 
 
+class VariableParts(Protocol):
+    """Variables that are cut into one part for each worker: `Shards`.
+
+    Attributes:
+      sharding: the division.
+    """
+
+    sharding: Sharding
+
+    def buckets(self, variables: Sequence[tf.Variable]) -> list[list[int]]:
+        """Returns the positions of the variables whose parts travel together."""
+
+    def reduce_scatter(self, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
+        """Returns this worker's part of each gradient's sum over all workers, as vectors."""
+
+    def part_of(self, variable: tf.Variable, after: tf.Tensor) -> tf.Tensor:
+        """Reads this worker's part of a variable, once another tensor exists."""
+
+    def assign(self, variables: Sequence[tf.Variable], parts: Sequence[tf.Tensor]) -> None:
+        """Assigns variables of one dtype, of which each worker gives its part."""
+
+    def calling_layer(self, layer: str, inputs: Nested) -> AbstractContextManager[None]:
+        """Within it a layer is called."""
+
+    def gather_again(self) -> None:
+        """Gathers variables again for the gradient functions of the present graph."""
+
+    def sums(self, values: tf.Tensor, label: str) -> tf.Tensor:
+        """Sums values over the workers."""
+
+
 class ModelTables(Protocol):
     """The embedding tables of an elastic job: `ElasticTables`."""
 
@@ -159,6 +191,11 @@ class ModelTables(Protocol):
 def local_training_of(extended: tf.distribute.StrategyExtended) -> LocalTraining | None:
     """Trains the workers of a LocalUpdateStrategy; `None` for all other strategies."""
     return getattr(extended, "local_updates", None)
+
+
+def shards_of(extended: tf.distribute.StrategyExtended) -> VariableParts | None:
+    """The parts that the workers of a strategy with `Sharding` have; `None` for all others."""
+    return getattr(extended, "shards", None)
 
 
 def tables_of(extended: tf.distribute.StrategyExtended) -> ModelTables | None:

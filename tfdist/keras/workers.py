@@ -1,7 +1,7 @@
 """Questions of the repairs and hooks about strategies, variables and workers.
 
 `tfdist.strategies` imports this package, so nothing here imports it. Its classes answer by their
-attributes: `StrategyBase.is_of_tfdist`, `ServerVariable.is_on_servers` and
+attributes: `StrategyBase.is_of_tfdist`, `ServerVariable.is_on_servers`, `PartVariable.is_part` and
 `TableVariable.stands_for_table`. The class is asked, not the object: a distributed variable passes
 an unknown attribute on to a value that it may have to reduce first.
 """
@@ -139,6 +139,11 @@ def is_on_servers(variable: KerasVariable) -> bool:
 def is_table(variable: KerasVariable) -> bool:
     """Whether a `tf.Variable` stands for an embedding table."""
     return getattr(type(variable), "stands_for_table", False)
+
+
+def is_part(variable: KerasVariable) -> bool:
+    """Whether a `tf.Variable` is a worker's part of a vector."""
+    return getattr(type(variable), "is_part", False)
 
 
 def decide_where_it_runs(name: str, wanted: str, obstacle: str | None) -> bool:

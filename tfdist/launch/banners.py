@@ -25,6 +25,11 @@ _BANNER = re.compile(
 )
 
 
+def is_banner(line: str) -> bool:
+    """Whether a line is one of them."""
+    return _BANNER.match(line) is not None
+
+
 class Banners:
     """Recognises the banners at the start of one stream of a task."""
 
@@ -33,5 +38,5 @@ class Banners:
 
     def has(self, line: str) -> bool:
         """Whether the stream's next line is a banner; none is after the first other line."""
-        self._is_start = self._is_start and _BANNER.match(line) is not None
+        self._is_start = self._is_start and is_banner(line)
         return self._is_start

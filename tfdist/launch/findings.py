@@ -2,7 +2,9 @@
 
 Tasks end in another order than they fail, see `tfdist.observe.failures`. A task's own note of its
 failure counts more than the time at which its process ended, and a task that failed because of a
-peer is never the cause as long as there is another candidate.
+peer is never the cause as long as there is another candidate. If all failed because of a peer, as
+when two wait for each other in different collectives, a task that found it out counts more than a
+task that was told.
 """
 
 from __future__ import annotations
@@ -74,19 +76,22 @@ class Findings:
         found = {(note.task, note.restarts): note for note in self._notes()}
         candidates = []
         for task in [ended, *(other for other in tasks if other is not ended)]:
-            note = found.get((task.spec.name, task.restarts))
+            note = found.get((task.spec.name, task.restarts)) or _note_from_host(task)
             if note is not None and note.at <= _wall_time(task.told_at):
-                candidates.append((note.by_peer, note.at, FirstFailure(task, note)))
+                candidates.append(
+                    ((note.by_peer, note.was_told, note.at), FirstFailure(task, note))
+                )
             elif task is ended or _was_killed(task):
-                candidates.append((False, _wall_time(task.end.at), FirstFailure(task)))
-        return min(candidates, key=lambda candidate: candidate[:2])[2]
+                own = (False, False, _wall_time(task.end.at))
+                candidates.append((own, FirstFailure(task)))
+        return min(candidates, key=lambda candidate: candidate[0])[1]
 
     def sentences(self, first: FirstFailure) -> list[str]:
         """Returns the first sentences of `tfdist debug explain`, on the first failure if it can."""
         try:
             found = dumps.read_all(self._directory, self._since)
             crashes = dumps.read_crashes(self._directory, self._since)
-            return _sentences(found, crashes, first.task.spec.name)
+            return _sentences(found, crashes, first)
         except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             # The directory may be of the user's choice, with files of anybody.
             return []
@@ -95,20 +100,34 @@ class Findings:
         return failures.read_all(self._directory, self._since)
 
 
-def _sentences(found: Sequence[dumps.Dump], crashes: Mapping[str, str], first: str) -> list[str]:
+def _sentences(
+    found: Sequence[dumps.Dump], crashes: Mapping[str, str], first: FirstFailure
+) -> list[str]:
+    name = first.task.spec.name
     written = {slug(dump.task) for dump in found} | set(crashes)
     sentences: list[str] = []
-    for finding in sorted(explain(found, crashes), key=lambda finding: first not in finding.tasks):
+    for finding in sorted(explain(found, crashes), key=lambda finding: name not in finding.tasks):
         # The launcher knows better how a task without a dump has ended.
         if finding.kind == "dead" and not any(slug(task) in written for task in finding.tasks):
             continue
         if finding.kind == "nothing" or len(sentences) == _MAX_SENTENCES:
             break
-        sentences.append(finding.text)
+        if finding.place and finding.tasks == (name,) and first.note is not None:
+            # Its exception is told already.
+            sentences.append(f"it was {finding.place}")
+        else:
+            sentences.append(finding.text)
         if finding.kind == "dead":
             # The others wait for it, which says nothing more.
             break
     return sentences
+
+
+def _note_from_host(task: Task) -> FailureNote | None:
+    """Returns the note that a task's agent has sent: its file is on another host."""
+    note = None if task.closing is None else task.closing.note
+    is_own = note is not None and (note.task, note.restarts) == (task.spec.name, task.restarts)
+    return note if is_own else None
 
 
 def _was_killed(task: Task) -> bool:

@@ -4,6 +4,7 @@ Each has an entry in the user's own directory, and a file with its output:
 
     /tmp/tfdist-1000/4711-3fa2.job    the entry, JSON without secrets
     /tmp/tfdist-1000/4711-3fa2.log    the lines of all tasks; ...log.1 the lines before them
+    /tmp/tfdist-1000/4711-3fa2.states the last states of its tasks, for the dashboard
 
 A launcher holds a lock on its entry. An entry without a lock is of a job that has ended: it has the
 exit code, or none if the launcher was killed. Entries of ended jobs are kept for a day.
@@ -17,19 +18,23 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import signal
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfdist.config.job_file import user_directory
 from tfdist.errors import ClusterConfigError
 
-_ENTRY, _LOG = ".job", ".log"
+_ENTRY, _LOG, _STATES = ".job", ".log", ".states"
 _KEPT = 24 * 3600.0  # seconds after the end
 _MAX_BYTES = 1 << 20
+
+# Notes the exit code of a job, and the exit codes of its tasks by their names.
+NoteEnd = Callable[[int, Mapping[str, int]], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +51,7 @@ class JobEntry:
       began: when it was started, in seconds since 1970.
       ended: the same for its end; None while it runs, or if its launcher was killed.
       code: its exit code.
+      exits: the exit codes of its tasks, by their names, once it has ended.
       is_running: whether its launcher lives.
     """
 
@@ -58,6 +64,7 @@ class JobEntry:
     began: float
     ended: float | None = None
     code: int | None = None
+    exits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     is_running: bool = dataclasses.field(default=False, compare=False)
 
     @property
@@ -66,6 +73,21 @@ class JobEntry:
         folder = user_directory()
         return None if folder is None else folder / f"{self.name}{_LOG}"
 
+    @property
+    def states(self) -> Path | None:
+        """The directory with its tasks' last states; None if this user has no directory."""
+        return state_directory(self.name)
+
+
+def state_directory(name: str) -> Path | None:
+    """Returns the directory in which the tasks of a job leave their last states, by its name.
+
+    Returns:
+      Its path, which need not exist; None if this user has no directory.
+    """
+    folder = user_directory()
+    return None if folder is None else folder / f"{name}{_STATES}"
+
 
 def new_name() -> str:
     """Returns a name for a job of this process."""
@@ -73,18 +95,18 @@ def new_name() -> str:
 
 
 @contextlib.contextmanager
-def registered(entry: JobEntry) -> Iterator[Callable[[int], None]]:
+def registered(entry: JobEntry) -> Iterator[NoteEnd]:
     """Registers a job for the duration of a `with` block, and removes what is too old.
 
     Yields:
-      A function that notes the job's exit code. It does nothing if this user has no directory.
+      A function that notes the exit codes. It does nothing if this user has no directory.
 
     Raises:
       OSError: the entry cannot be written.
     """
     folder = user_directory()
     if folder is None:
-        yield lambda code: None
+        yield lambda code, exits: None
         return
     _remove_old(folder)
     path = folder / f"{entry.name}{_ENTRY}"
@@ -96,8 +118,8 @@ def registered(entry: JobEntry) -> Iterator[Callable[[int], None]]:
         _write(file, entry)
         created.rename(path)
 
-        def end(code: int) -> None:
-            _write(file, dataclasses.replace(entry, ended=time.time(), code=code))
+        def end(code: int, exits: Mapping[str, int]) -> None:
+            _write(file, dataclasses.replace(entry, ended=time.time(), code=code, exits=exits))
 
         yield end
 
@@ -187,8 +209,9 @@ def _read(path: Path) -> JobEntry | None:
             and isinstance(entry.began, int | float)
             and isinstance(entry.ended, int | float | None)
             and isinstance(entry.code, int | None)
+            and all(isinstance(code, int) for code in entry.exits.values())
         )
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     return dataclasses.replace(entry, is_running=is_running) if is_usable else None
 
@@ -215,4 +238,5 @@ def _remove_old(folder: Path) -> None:
             if not is_running and time.time() - path.stat().st_mtime > _KEPT:
                 for left in folder.glob(f"{path.stem}{_LOG}*"):
                     left.unlink()
+                shutil.rmtree(path.with_suffix(_STATES), ignore_errors=True)
                 path.unlink()

@@ -39,9 +39,10 @@ class KeptOutput:
             self._open()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file; later lines are left out, such as an agent's last words."""
         if self._file is not None:
             self._file.close()
+            self._file = None
 
     def _open(self) -> None:
         self._size = 0

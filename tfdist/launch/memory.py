@@ -60,7 +60,7 @@ def about_kill(peak: int, total: int | None, kills_before: int | None) -> str:
     """
     parts = []
     if peak:
-        of = f" of {total / 1e9:.1f} GB here" if total is not None else ""
+        of = f" of {total / 1e9:.1f} GB on its host" if total is not None else ""
         parts.append(f"it had {peak / 1e9:.1f} GB of memory at most{of}")
     now = kills()
     if now is not None and kills_before is not None and now > kills_before:

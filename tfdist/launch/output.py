@@ -20,10 +20,9 @@ from tfdist.launch.banners import Banners
 
 # Bytes; a longer line is shown in pieces.
 MAX_LINE = 64 * 1024
-# The last lines of each task, for the report of a failure, and the characters kept of each.
-TAIL_LINES = 20
-_TAIL_WIDTH = 1000
+_TAIL_WIDTH = 1000  # characters of each of a task's last lines
 _QUEUE_LIMIT = 256 * 1024
+_MAX_HELD = 1000  # lines
 # A pipe that poll() reports as writable takes PIPE_BUF bytes without blocking; a file takes more.
 _WRITE_SIZE = 4096
 _FILE_WRITE_SIZE = 64 * 1024
@@ -137,6 +136,69 @@ class OutputStream:
             self._closed = True
 
 
+class LineStream(Protocol):
+    """Takes whole lines, and maybe the incomplete last one; `OutputStream` is one."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the lines may have colours."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the source must wait."""
+
+    def line(self, text: bytes) -> None:
+        """Takes a line."""
+
+    def live(self, text: bytes) -> None:
+        """Sets the incomplete last line."""
+
+
+class LastLines(Protocol):
+    """Keeps the last lines of a task."""
+
+    def append(self, line: str, /) -> None:
+        """Takes the next line."""
+
+
+class HeldLines:
+    """Holds lines back until it is known whether an error quotes them: a `LineStream`.
+
+    Args:
+      stream: receives the lines once they are released, and from then on all lines at once.
+    """
+
+    def __init__(self, stream: OutputStream) -> None:
+        self._stream = stream
+        self.is_terminal = stream.is_terminal
+        self._held: deque[bytes] | None = deque(maxlen=_MAX_HELD)
+
+    @property
+    def full(self) -> bool:
+        return self._stream.full
+
+    def line(self, text: bytes) -> None:
+        if self._held is None:
+            self._stream.line(text)
+        else:
+            self._held.append(text)
+
+    def live(self, text: bytes) -> None:
+        self._stream.live(text)
+
+    def drop(self, count: int) -> None:
+        """Forgets the last lines, as far as they are held back."""
+        for _ in range(min(count, len(self._held or ()))):
+            assert self._held is not None
+            self._held.pop()
+
+    def release(self) -> None:
+        """Passes the lines on."""
+        held, self._held = self._held, None
+        for text in held or ():
+            self._stream.line(text)
+
+
 class Sink(Protocol):
     """Takes the bytes of one stream of a task."""
 
@@ -226,8 +288,8 @@ class TaskLines:
         self,
         name: str,
         index: int,
-        stream: OutputStream,
-        tail: deque[str],
+        stream: LineStream,
+        tail: LastLines,
         log: LogFile | None,
         live: bool,
         banners: Banners | None = None,

@@ -21,8 +21,9 @@ from typing import Protocol
 from tfdist.launch import gpus
 from tfdist.launch import guard as launch_guard
 from tfdist.launch.output import Sink, TaskOutput
+from tfdist.observe.failures import FailureNote
 
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 _GROUP_TIMEOUT = 5.0
 
 
@@ -35,12 +36,16 @@ class Exit:
       at: the time, by `time.monotonic`.
       lost: why the process cannot be asked any more; empty if its own end was seen.
       peak: the most bytes of memory that it had; 0 if that is not known.
+      note: the task's own note of its failure, if another host has sent one.
+      about_kill: a sentence about its memory there, if SIGKILL has ended it on another host.
     """
 
     code: int
     at: float
     lost: str = ""
     peak: int = 0
+    note: FailureNote | None = None
+    about_kill: str = ""
 
     @property
     def shell_code(self) -> int:
@@ -66,12 +71,14 @@ class ProcessSpec:
       terminal: rows and columns of the terminal that it writes to; None means pipes.
       cpus: the CPUs that it may use; None means its parent's CPUs.
       gpus: the GPUs that it may use, as places in the list of its host; None means all of them.
+      name: the task's name, as in its note of a failure.
     """
 
     variables: Mapping[str, str]
     terminal: tuple[int, int] | None = None
     cpus: Sequence[int] | None = None
     gpus: Sequence[int] | None = None
+    name: str = ""
 
 
 class TaskProcess(Protocol):
@@ -178,7 +185,7 @@ class LocalProcess:
         def before_exec() -> None:
             with contextlib.suppress(OSError):
                 os.write(self._guard, launch_guard.STARTED % os.getpid())
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != launcher:
                 os._exit(1)
             if spec.cpus is not None:

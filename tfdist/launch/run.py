@@ -17,7 +17,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfdist.config.cluster import Cluster
@@ -25,10 +25,12 @@ from tfdist.config.host_environment import passed_environment
 from tfdist.config.job_file import JobFile
 from tfdist.config.own_program import is_own, own_module
 from tfdist.config.printing import printable
-from tfdist.config.settings import Settings, environment_with_secret
+from tfdist.config.settings import Settings, environment_with_secret, environment_with_tls
+from tfdist.config.tls import Tls
 from tfdist.errors import ClusterConfigError
-from tfdist.launch import job_registry
+from tfdist.launch import job_registry, metrics_ports
 from tfdist.launch.binding import Binding
+from tfdist.launch.dashboard_process import DashboardProcess
 from tfdist.launch.debug_directory import debug_directory
 from tfdist.launch.elastic_workers import ElasticWorkers
 from tfdist.launch.findings import Findings
@@ -42,7 +44,6 @@ from tfdist.launch.kept_output import KeptOutput
 from tfdist.launch.output import OutputStream, output_streams
 from tfdist.launch.policies.elastic import Backoff, ElasticPolicy, WorkerRange
 from tfdist.launch.policies.fixed import FixedPolicy
-from tfdist.launch.ports import free_range
 from tfdist.launch.private_directory import private_directory
 from tfdist.launch.running_job import RunningJob
 from tfdist.launch.scale_channel import scale_listener
@@ -72,6 +73,8 @@ class LaunchOptions:
         alone if the job has parameter servers or the task does not train. Not of elastic jobs.
       max_restarts: the number of restarts of single tasks of an elastic job; 10 if None.
       backoff: when they are restarted.
+      final_codes: the exit codes of a worker of an elastic job after which the job has failed,
+        since a restart would not help.
       cooldown: when a host on which workers of an elastic job fail is left out; None: by default.
       start_timeout: seconds after which an elastic job begins with fewer workers than it starts
         with; None means what `TFDIST_ELASTIC_START_TIMEOUT` says, if it is set.
@@ -91,6 +94,11 @@ class LaunchOptions:
       ps_grace: seconds in which the parameter servers may end by themselves after the training
         tasks.
       module: the module that every task runs, as `python -m` does.
+      metrics: whether the tasks serve their metrics: on this machine always, on others if
+        `TFDIST_METRICS_PORT` asks for it.
+      dashboard: serve a web page about the job, whose address is printed.
+      tls: encrypt the tasks' connections, with certificates made from the secret if the environment
+        names no files.
       evaluator_grace: the same for the evaluator, which may have a last checkpoint to evaluate.
 
     Raises:
@@ -111,6 +119,7 @@ class LaunchOptions:
     restarts: int = 0
     max_restarts: int | None = None
     backoff: Backoff = Backoff()
+    final_codes: Sequence[int] = ()
     cooldown: Cooldown | None = None
     start_timeout: float | None = None
     hosts: Sequence[Host] = ()
@@ -126,11 +135,18 @@ class LaunchOptions:
     ps_grace: float = 5.0
     evaluator_grace: float = 60.0
     module: str | None = None
+    metrics: bool = True
+    dashboard: bool = False
+    tls: bool = False
 
     def __post_init__(self) -> None:
         if (self.script is None) == (self.module is None):
             raise ValueError(
                 f"expected a script or a module, received {self.script} and {self.module}"
+            )
+        if self.dashboard and not self.metrics:
+            raise ClusterConfigError(
+                "--dashboard: expected tasks that serve metrics, received --no-metrics"
             )
         if self.hosts:
             place([role for role, _ in _roles(self)], self.hosts)
@@ -354,9 +370,22 @@ def run(options: LaunchOptions) -> int:
         exists, a process does not start, or too few ports are free.
       ClusterConfigError: the secret or the port for metrics in the environment is unusable.
     """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_ended_by_signals())
+        page = stack.enter_context(DashboardProcess.ended_at_last()) if options.dashboard else None
+        code = _run(options, page)
+        if page is not None:
+            page.stay(code)
+        return code
+
+
+def _run(options: LaunchOptions, page: DashboardProcess | None) -> int:
+    """Runs the job, see `run`; `page` is started once the job file is there."""
     if options.log_dir is not None:
         options.log_dir.mkdir(parents=True, exist_ok=True)
     environment = environment_with_secret()
+    if options.tls:
+        environment = environment_with_tls(environment)
     if isinstance(options.workers, WorkerRange):
         environment["TFDIST_ELASTIC"] = str(options.workers)
         environment["TFDIST_JOB_ID"] = environment.get("TFDIST_JOB_ID") or _new_job_id()
@@ -364,9 +393,12 @@ def run(options: LaunchOptions) -> int:
         environment["TFDIST_ELASTIC_START_TIMEOUT"] = str(options.start_timeout)
     settings = Settings.from_environment(environment)
     assert settings.secret is not None
+    if settings.tls is not None:
+        _check_tls(options, settings.tls)
+        encryption = printable(str(settings.tls))
+        print(f"tfdist run: connections between tasks are encrypted: {encryption}", file=sys.stderr)
     streams = output_streams()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_ended_by_signals())
         agents = AgentCommand(options.ssh, options.python or sys.executable)
         hosts = options.hosts
         if options.discovery_script is not None:
@@ -385,7 +417,11 @@ def run(options: LaunchOptions) -> int:
         sites = connector.connect_all(hosts) if hosts else [this_machine()]
         placed = _placed(options, sites)
         tasks = plan(options, sites=placed)
-        file = JobFile(tasks[0].tf_config, settings.secret.decode("latin-1"))
+        file = JobFile(
+            tasks[0].tf_config,
+            settings.secret.decode("latin-1"),
+            tls=settings.tls.variables if settings.tls is not None else {},
+        )
         passed = passed_environment(environment, settings.secret, options.env)
         directories = []
         if options.data_workers and settings.data_service_dir is None:
@@ -393,8 +429,10 @@ def run(options: LaunchOptions) -> int:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-data-"))
             environment["TFDIST_DATA_SERVICE_DIR"] = folder
             directories.append("TFDIST_DATA_SERVICE_DIR")
+        dumped = None
         if settings.debug_dir is None:
-            folder = str(stack.enter_context(debug_directory("tfdist run")))
+            dumped = stack.enter_context(debug_directory("tfdist run"))
+            folder = str(dumped.path)
             environment["TFDIST_DEBUG_DIR"] = folder
             directories.append("TFDIST_DEBUG_DIR")
         else:
@@ -418,12 +456,12 @@ def run(options: LaunchOptions) -> int:
         if isinstance(options.workers, WorkerRange):
             listener, socket_path = stack.enter_context(scale_listener())
             file = dataclasses.replace(file, scale_socket=str(socket_path))
-        if settings.metrics_port is not None:
-            port = settings.metrics_port or free_range(len(tasks))
-            environment["TFDIST_METRICS_PORT"] = passed["TFDIST_METRICS_PORT"] = str(port)
-            file = dataclasses.replace(
-                file, metrics=_metrics(tasks, port, settings.metrics_same_port)
-            )
+        ports = _metrics(options, tasks, settings, placed)
+        for variables in (environment, passed):
+            ports.set_variables(variables)
+        file = dataclasses.replace(file, metrics=dict(ports.addresses))
+        name = job_registry.new_name()
+        _set_state_directory(environment, passed, name)
         arguments = [*_program(options), *options.arguments]
         command = JobCommand(sys.executable, arguments, environment, passed, directories)
         takes_gpus = [_takes_gpus(role) for role, _ in _roles(options)]
@@ -434,23 +472,83 @@ def run(options: LaunchOptions) -> int:
         path = stack.enter_context(file.written(options.job_file))
         if options.job_file is None:
             print(f"tfdist run: this job's file, for 'tfdist top --job': {path}", file=sys.stderr)
-        note_end = stack.enter_context(_registered(options, tasks, path, streams))
+        note_end = stack.enter_context(_registered(name, options, tasks, path, streams))
+        if page is not None:
+            page.start(path)
         code = supervisor.run()
-        note_end(code)
+        note_end(code, supervisor.exits)
+        if code == 0:
+            if dumped is not None:
+                dumped.is_needed = False
+            pool.note_success()
         return code
+
+
+def _check_tls(options: LaunchOptions, tls: Tls) -> None:
+    """Raises ClusterConfigError where each task would."""
+    if options.data_workers:
+        raise ClusterConfigError(
+            f"--data-workers {options.data_workers}: expected none with encrypted connections "
+            "(--tls, TFDIST_TLS): TensorFlow's data service has no encryption"
+        )
+    if tls.secret is not None or not (options.hosts or options.discovery_script):
+        # Not above: it needs an extra. Files may be on the other hosts alone.
+        from tfdist.control.tls.credentials import credentials_of
+
+        credentials_of(tls)
+
+
+def _metrics(
+    options: LaunchOptions, tasks: Sequence[TaskSpec], settings: Settings, placed: Sequence[Site]
+) -> metrics_ports.MetricsPorts:
+    """Returns where the tasks serve their metrics.
+
+    Raises:
+      ClusterConfigError: the ports in the environment are unusable, or the dashboard needs some.
+      OSError: too few ports are free.
+    """
+    if not options.metrics:
+        return metrics_ports.MetricsPorts()
+    is_here = options.discovery_script is None and all(site.host.is_loopback for site in placed)
+    ports = metrics_ports.choose(tasks, settings, is_here)
+    if options.dashboard and not ports.addresses:
+        raise ClusterConfigError(
+            "--dashboard: expected tasks that serve metrics, received none: tasks of several hosts "
+            "need TFDIST_METRICS_PORT=0"
+        )
+    return ports
+
+
+def _set_state_directory(environment: dict[str, str], passed: dict[str, str], name: str) -> None:
+    """Says to the tasks of this machine where they leave their last states.
+
+    Args:
+      environment: of these tasks.
+      passed: of tasks on other hosts, whose files would lie there.
+      name: the job's.
+    """
+    for variables in (environment, passed):
+        variables.pop("TFDIST_STATE_DIR", None)
+    folder = job_registry.state_directory(name)
+    if folder is not None:
+        environment["TFDIST_STATE_DIR"] = str(folder)
 
 
 @contextlib.contextmanager
 def _registered(
-    options: LaunchOptions, tasks: Sequence[TaskSpec], file: Path, streams: Sequence[OutputStream]
-) -> Iterator[Callable[[int], None]]:
+    name: str,
+    options: LaunchOptions,
+    tasks: Sequence[TaskSpec],
+    file: Path,
+    streams: Sequence[OutputStream],
+) -> Iterator[job_registry.NoteEnd]:
     """Lists the job for `tfdist jobs`, and keeps its newest output for `tfdist logs`.
 
     Yields:
-      A function that notes the job's exit code.
+      A function that notes the job's exit code, and the tasks'.
     """
     entry = job_registry.JobEntry(
-        name=job_registry.new_name(),
+        name=name,
         pid=os.getpid(),
         command=[options.module or str(options.script), *options.arguments],
         directory=os.getcwd(),
@@ -548,35 +646,6 @@ def _merged_timeline(timeline: Path) -> Iterator[None]:
                 parts.remove(timeline)
 
 
-def _metrics(tasks: Sequence[TaskSpec], port: int, is_same: bool) -> dict[str, str]:
-    """Returns where each task serves its metrics.
-
-    Args:
-      tasks: of the job.
-      port: the first task's port.
-      is_same: whether all tasks would listen at that port.
-
-    Raises:
-      ClusterConfigError: there are not as many ports above it, or they would not be used.
-    """
-    if is_same:
-        raise ClusterConfigError(
-            "TFDIST_METRICS_SAME_PORT: expected 0 with tfdist run, which gives each task a port of "
-            "its own, received 1"
-        )
-    indices = {task.name: Cluster.from_tf_config(task.tf_config).global_index for task in tasks}
-    if port + max(indices.values()) > 65535:
-        raise ClusterConfigError(
-            f"TFDIST_METRICS_PORT: expected {len(tasks)} ports from {port} on, one for each task, "
-            "but the last port is 65535"
-        )
-    hosts = {task.name: task.host for task in tasks}
-    return {
-        name: Host(hosts[name] or "127.0.0.1").listens_at(port + index)
-        for name, index in indices.items()
-    }
-
-
 def _supervisor(
     options: LaunchOptions,
     tasks: Sequence[TaskSpec],
@@ -601,7 +670,9 @@ def _supervisor(
         return Supervisor(job, fixed, timeout=options.timeout)
     assert listener is not None
     max_restarts = 10 if options.max_restarts is None else options.max_restarts
-    policy = ElasticPolicy(options.workers, max_restarts, options.backoff, options.ps)
+    policy = ElasticPolicy(
+        options.workers, max_restarts, options.backoff, options.ps, options.final_codes
+    )
     workers = ElasticWorkers(
         job,
         policy,

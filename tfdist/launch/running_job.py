@@ -113,6 +113,16 @@ class RunningJob:
         """The names of the tasks that run."""
         return [task.spec.name for task in self.tasks if task.exit is None]
 
+    @property
+    def exits(self) -> dict[str, int]:
+        """The exit codes of the tasks that have ended, as a shell reports them, by their names."""
+        tasks = {task.index: task for task in (*self._former.values(), *self.tasks)}
+        return {
+            task.spec.name: task.end.shell_code
+            for _, task in sorted(tasks.items())
+            if task.exit is not None
+        }
+
     def task(self, index: int) -> Task:
         """Returns the present task of an index."""
         (task,) = (task for task in self.tasks if task.index == index)
@@ -198,7 +208,8 @@ class RunningJob:
         self.note_failure(task)
         why = f"; {reason}" if reason else ""
         stopping = f"; stopping {listed(self.running)}" if self.running else ""
-        self.say(f"{task.spec.title} failed: {task.exit}{why}{stopping}")
+        # Another task may be the cause, whose end is not seen yet; the report names it.
+        self.say(f"{task.spec.title} has ended: {task.exit}{why}{stopping}")
         self.lifecycle.go(JobState.STOPPING)
         self.stop(signal.SIGTERM, self.stop_grace)
 
@@ -215,11 +226,19 @@ class RunningJob:
         """
         if self.first_failure is None:
             return None
-        first = FirstFailure(self.first_failure)
-        if self.findings is not None:
-            first = self.findings.first(self.first_failure, self.tasks)
+        first = self.first_of(self.first_failure)
         self.outcome = dataclasses.replace(self.outcome, code=first.code)
         return first
+
+    def first_of(self, ended: Task) -> FirstFailure:
+        """Returns the task that failed first, once all have ended.
+
+        Args:
+          ended: the failed task whose end was seen first.
+        """
+        if self.findings is None:
+            return FirstFailure(ended)
+        return self.findings.first(ended, self.tasks)
 
     def linger(self) -> None:
         """Gives the other tasks some time to end by themselves after the training tasks."""
@@ -262,7 +281,9 @@ class RunningJob:
                     task.notify()
                 else:
                     task.signal(number)
-        kill = self._kill_after_notice if alone else self.kill
+        # A user who has sent a signal learns which tasks did not heed it.
+        is_asked = alone or number != signal.SIGTERM
+        kill = self._kill_after_notice if is_asked else self.kill
         # The limit holds for a job that starts again, too.
         self.due.cancel_all(keep="limit" if self.lifecycle.is_restarting else "")
         self.due.set("kill", grace, kill)

@@ -49,6 +49,8 @@ class Supervisor:
         self._policy = policy
         self._timeout = timeout
         self._workers = workers
+        # The task whose end leads to a restart of all.
+        self._blamed: Task | None = None
         self._due = job.due
         self._lifecycle = job.lifecycle
 
@@ -77,11 +79,23 @@ class Supervisor:
             self._job.loop.flush()
         return self._job.outcome.code
 
+    @property
+    def exits(self) -> dict[str, int]:
+        """The exit codes of the ended tasks, by their names."""
+        return self._job.exits
+
     def _all_ended(self) -> bool:
         awaits_start = self._policy.awaits_start and not self._lifecycle.is_stopping
         return self._job.all_ended and not awaits_start
 
     def _start_again(self) -> None:
+        # Their notes of failures are complete once they have ended.
+        self._job.end_all()
+        blamed, self._blamed = self._blamed, None
+        if blamed is not None:
+            first = self._job.first_of(blamed)
+            if first.task is not blamed:
+                self._job.say(f"{first.task.spec.title} failed first: {first.reason}")
         self._lifecycle.go(JobState.RUNNING)
         self._policy.begin()
         self._job.replace_all()
@@ -160,6 +174,7 @@ class Supervisor:
             self._job.give_time(new)
 
     def _restart_all(self, task: Task) -> None:
+        self._blamed = task
         running = self._job.running
         first = f"stopping {listed(running)}, then " if running else ""
         left = f"restarts left: {self._policy.restarts_left}"
@@ -219,16 +234,25 @@ class Supervisor:
             life = task.end.at - task.started_at
             job.say(self._policy.cause(task.spec.title, failed.reason, life, job.survived))
             if task.end.code == -signal.SIGKILL and task.told_at is None:
-                job.say(about_kill(task.peak_memory, limit(), job.kills_before))
+                job.say(_about_kill(task, job.kills_before))
             for sentence in job.findings.sentences(failed) if job.findings is not None else ():
                 job.say(sentence)
             if task.log is not None:
                 job.say(f"its whole output: {task.log.path}")
-            job.say("its last lines:" if task.tail else "it printed nothing")
-            for line in task.tail:
+            lines = task.tail.lines
+            job.say("its last lines:" if lines else "it printed nothing")
+            for line in lines:
                 job.quote(without_colours(line))
         if job.outcome.reason:
             job.say(job.outcome.reason)
+
+
+def _about_kill(task: Task, kills_before: int | None) -> str:
+    """Returns a sentence about a task that SIGKILL has ended, and about the memory of its host."""
+    closing = task.closing
+    if task.spec.host and closing is not None and closing.about_kill:
+        return closing.about_kill
+    return about_kill(0 if closing is None else closing.peak, limit(), kills_before)
 
 
 def _end_of(task: Task) -> TaskEnd:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfdist.launch.banners import Banners
 from tfdist.launch.output import (
-    TAIL_LINES,
     LogFile,
     OutputStream,
     Sink,
@@ -21,6 +19,7 @@ from tfdist.launch.output import (
 )
 from tfdist.launch.policies.decisions import TaskRole
 from tfdist.launch.process import Exit, ProcessSpec, TaskProcess
+from tfdist.launch.tail import Tail
 
 # Starts a process whose stdout and stderr the sinks receive.
 Start = Callable[[ProcessSpec, Sequence[Sink]], TaskProcess]
@@ -76,7 +75,7 @@ class Task:
       restarts: how often the task was started again before.
       told_at: the monotonic time of the first signal that was sent to it while it ran, or None.
       closed: none of its processes is left, and its id is free for others.
-      peak_memory: the most bytes of memory that it had, once it is closed; 0 if that is not known.
+      closing: its end as `close` has found it, with its memory and a note from its host.
 
     Raises:
       OSError: the log cannot be written or the process cannot be started.
@@ -102,8 +101,8 @@ class Task:
         self.told_to_stop = False
         self.told_at: float | None = None
         self.closed = False
-        self.peak_memory = 0
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.closing: Exit | None = None
+        self.tail = Tail()
         path = log_dir / f"{spec.name.replace(' ', '-')}.log" if log_dir is not None else None
         self.log = LogFile(path, append=replaces is not None) if path is not None else None
         if self.log is not None and replaces is not None:
@@ -117,6 +116,7 @@ class Task:
                 terminal=terminal_size(spec.name) if self._terminal else None,
                 cpus=cpus,
                 gpus=gpus,
+                name=spec.name,
             ),
             [
                 TaskLines(
@@ -186,8 +186,7 @@ class Task:
             return
         self.closed = True
         self.signal(signal.SIGKILL)
-        end = self.process.close()
-        self.peak_memory = end.peak
-        self._record(end)
+        self.closing = self.process.close()
+        self._record(self.closing)
         if self.log is not None:
             self.log.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from tfdist.config.tls import Tls
 from tfdist.control.client import Caller, ControlClient, UnreachableError
 from tfdist.errors import TfdistError
 from tfdist.observe.clock import CLOCK, ClockRequest, Offset, Probe, domain, estimate
@@ -25,6 +26,7 @@ class ClockClient:
       secret: the shared secret or None.
       addresses: of the tasks that may be the reference, the preferred one first.
       patience: seconds of silence of the preferred one after which others are asked.
+      tls: the origin of this task's certificate, or None.
     """
 
     def __init__(
@@ -33,9 +35,11 @@ class ClockClient:
         secret: bytes | None,
         addresses: Sequence[str],
         patience: float = 30.0,
+        tls: Tls | None = None,
     ) -> None:
         self._caller = caller
         self._secret = secret
+        self._tls = tls
         self._addresses = list(addresses)
         self._patience = patience
         self._asks_others_at = time.monotonic() + patience
@@ -82,7 +86,8 @@ class ClockClient:
     def _ask(self, address: str, is_wanted: Callable[[], bool]) -> Offset | None:
         client = self._clients.get(address)
         if client is None:
-            client = ControlClient(self._caller, self._secret, address, f"the task at {address}")
+            name = f"the task at {address}"
+            client = ControlClient(self._caller, self._secret, address, name, self._tls)
             self._clients[address] = client
         request = ClockRequest(wait=_WAIT)
         probes: list[Probe] = []

@@ -42,11 +42,14 @@ class Finding:
       kind: "dead", "order", "mismatch", "missing", "server" or "nothing".
       tasks: the tasks that differ from the others, or are missing.
       text: sentences for the reader.
+      place: where an exception has ended its only task, as in "at train.py:9 in step: raise error";
+        empty if it is not known, or for another kind.
     """
 
     kind: str
     tasks: tuple[str, ...]
     text: str
+    place: str = ""
 
 
 def explain(dumps: Sequence[Dump], crashes: Mapping[str, str] | None = None) -> list[Finding]:
@@ -105,11 +108,13 @@ class _Job:
             elif dump is None and not self._is_elastic:
                 yield Finding("dead", (task,), self._no_dump(task))
             elif dump is not None and dump.exception and not _is_consequence(dump):
+                place = _at(_own_frame(_main_stack(dump)), "at ")
                 yield Finding(
                     "dead",
                     (task,),
                     f"{task} has ended with an exception: {_first_line(dump.exception)}"
-                    f"{_at(_own_frame(_main_stack(dump)))}.",
+                    f"{f', {place}' if place else ''}.",
+                    place,
                 )
 
     def _no_dump(self, task: str) -> str:

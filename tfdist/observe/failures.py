@@ -13,23 +13,25 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+from tfdist import reasons
 from tfdist.errors import RendezvousTimeoutError
 from tfdist.observe import dumps
 from tfdist.tracebacks import followed
 
 _SUFFIX = ".failure"
 _FORMAT = 1
-_MAX_TEXT = 1000  # characters of an exception's text
 _MAX_BYTES = 64 * 1024
-# Lines of the message of a graph's error that precede and follow the reason.
-_AROUND_REASON = ("Graph execution error", "Detected at node", "File ", "[[", "(", "->")
 # The errors of a collective or a request whose peer has failed; the op library raises no others.
 _OF_PEERS = (
     *("UnavailableError", "DeadlineExceededError", "CancelledError"),
     *("InvalidArgumentError", "InternalError"),
 )
+
+
+_TOLD = ": ended by rank "  # in the message of ops/core/collectives/collective_table.cc
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,11 @@ class FailureNote:
             return f"exit code {self.code}"
         return f"{self.kind}: {self.text}" if self.text else self.kind
 
+    @property
+    def was_told(self) -> bool:
+        """Whether another rank has ended its communicator, and told it why."""
+        return self.by_peer and _TOLD in self.text
+
     def write(self, directory: Path) -> None:
         """Writes the note in the place of an earlier one of the task.
 
@@ -73,12 +80,13 @@ class FailureNote:
 
 def note_of(error: BaseException, task: str, restarts: int) -> FailureNote:
     """Returns the note of an exception, which is the same each time that the exception is seen."""
+    kind, text = reasons.kind_and_text(error)
     return FailureNote(
         task=task,
         restarts=restarts,
         at=vars(error).setdefault("tfdist_failed_at", time.time()),
-        kind=type(error).__name__,
-        text=reason_of(error),
+        kind=kind,
+        text=text,
         code=130 if isinstance(error, KeyboardInterrupt) else 1,
         by_peer=is_by_peer(error),
     )
@@ -101,17 +109,6 @@ def is_by_peer(error: BaseException) -> bool:
     )
 
 
-def reason_of(error: BaseException) -> str:
-    """Returns the first line of an exception's text that tells the reason.
-
-    The text of a graph's error begins with the stack that made the graph.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if lines and lines[0].startswith(_AROUND_REASON[0]):
-        lines = [line for line in lines if not line.startswith(_AROUND_REASON)] or lines
-    return lines[0][:_MAX_TEXT] if lines else ""
-
-
 def _last_event_failed() -> bool:
     # Without the module there are no events.
     events = sys.modules.get("tfdist.ops.trace.events")
@@ -128,13 +125,30 @@ def read_all(directory: Path, since: float) -> list[FailureNote]:
       directory: of the dumps; it need not exist.
       since: the time from which on the files count, in seconds since 1970.
     """
-    found = []
-    for path in sorted(directory.glob(f"*{_SUFFIX}")):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-            fields = json.loads(dumps.text_of(path, _MAX_BYTES))
-            if fields.pop("format") == _FORMAT and path.lstat().st_mtime >= since:
-                found.append(_checked(FailureNote(**fields)))
-    return found
+    found = [_read(path, since) for path in sorted(directory.glob(f"*{_SUFFIX}"))]
+    return [note for note in found if note is not None]
+
+
+def read(directory: Path, task: str, since: float) -> FailureNote | None:
+    """Returns the note of one task, see `read_all`; None if there is none."""
+    return _read(directory / f"{dumps.slug(task)}{_SUFFIX}", since)
+
+
+def from_fields(fields: Mapping[str, object]) -> FailureNote:
+    """Returns the note with the fields of `dataclasses.asdict`.
+
+    Raises:
+      TypeError, ValueError: one is missing, unknown or of another type.
+    """
+    return _checked(FailureNote(**fields))  # type: ignore[arg-type]  # checked afterwards
+
+
+def _read(path: Path, since: float) -> FailureNote | None:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+        fields = json.loads(dumps.text_of(path, _MAX_BYTES))
+        if fields.pop("format") == _FORMAT and path.lstat().st_mtime >= since:
+            return from_fields(fields)
+    return None
 
 
 def _checked(note: FailureNote) -> FailureNote:

@@ -11,6 +11,7 @@ from pathlib import Path
 from tfdist.config.cluster import Cluster
 from tfdist.config.job_file import JobFile
 from tfdist.config.settings import Settings
+from tfdist.config.tls import Tls
 from tfdist.control.client import ControlClient
 from tfdist.errors import ClusterConfigError
 
@@ -27,24 +28,40 @@ class Observer:
     address: str = socket.gethostname()
     training_addresses: Sequence[str] = ()
 
-    def client(self, secret: bytes | None, address: str, name: str) -> ControlClient:
+    def client(self, access: Access, address: str, name: str) -> ControlClient:
         """Returns a client of the task at an address, which errors call `name`."""
-        return ControlClient(self, secret, address, name)
+        return ControlClient(self, access.secret, address, name, access.tls)
 
 
-def cluster_and_secret(job: Path | None) -> tuple[str | None, bytes | None]:
-    """Returns a job's TF_CONFIG and its secret.
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """The secret and the certificate of a command that calls the tasks of a job.
 
     Args:
-      job: a job file; without one the TF_CONFIG is `None`, and the secret is the environment's.
-
-    Raises:
-      ClusterConfigError: the file or the environment's secret cannot be used.
+      cluster: the job's TF_CONFIG, or None.
+      secret: its secret, or None.
+      tls: the origin of the command's certificate; None if the job does not encrypt.
     """
-    if job is None:
-        return None, Settings.from_environment().secret
-    file = JobFile.read(job)
-    return file.cluster, None if file.secret is None else file.secret.encode("latin-1")
+
+    cluster: str | None = None
+    secret: bytes | None = dataclasses.field(default=None, repr=False)
+    tls: Tls | None = None
+
+    @classmethod
+    def to(cls, job: Path | None) -> Access:
+        """Returns the access to a job.
+
+        Args:
+          job: a job file; without one there is no cluster, and the rest is the environment's.
+
+        Raises:
+          ClusterConfigError: the file or the environment's values cannot be used.
+        """
+        if job is None:
+            settings = Settings.from_environment()
+            return cls(None, settings.secret, settings.tls)
+        file = JobFile.read(job)
+        return cls(file.cluster, file.secret_bytes, file.encryption)
 
 
 def cluster_of(tf_config: str, source: str) -> Cluster:

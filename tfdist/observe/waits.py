@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from tfdist.config.tls import Tls
 from tfdist.control.client import Caller, ControlClient, UnreachableError
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.service import Service
@@ -100,11 +101,13 @@ class WaitsClient:
     Args:
       caller: this task.
       secret: the shared secret or None.
+      tls: the origin of this task's certificate, or None.
     """
 
-    def __init__(self, caller: Caller, secret: bytes | None) -> None:
+    def __init__(self, caller: Caller, secret: bytes | None, tls: Tls | None = None) -> None:
         self._caller = caller
         self._secret = secret
+        self._tls = tls
 
     def ask(self, addresses: Sequence[str]) -> list[TaskWaits] | None:
         """Returns the waits of each task; None if one of them does not answer.
@@ -118,7 +121,8 @@ class WaitsClient:
             if address == self._caller.address:
                 found.append(of_this_task())
                 continue
-            client = ControlClient(self._caller, self._secret, address, f"the task at {address}")
+            name = f"the task at {address}"
+            client = ControlClient(self._caller, self._secret, address, name, self._tls)
             try:
                 answer = client.call(TASK_WAITS, TaskWaitsRequest(_WAIT), _WAIT, patient=False)
                 found.append(

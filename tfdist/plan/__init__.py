@@ -6,6 +6,7 @@
 | `traffic.py` | the bytes and messages of each algorithm, as pure formulas |
 | `costs.py` | step time, efficiency, and the bandwidth that a target needs, from those |
 | `measure.py`, `alone.py` | the parent and the child of `--model`: times steps of a script |
+| `memory.py` | the memory of a worker, with each stage of `Sharding` |
 | `no_saves.py` | keeps such a script from writing files of its training |
 | `report.py`, `chart.py` | the tables, the JSON and the picture |
 """

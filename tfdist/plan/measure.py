@@ -15,6 +15,7 @@ from tfdist.config.own_program import own_module
 from tfdist.config.settings import environment_without_job
 from tfdist.errors import TfdistError
 from tfdist.plan.costs import GradientBucket, Table
+from tfdist.plan.memory import ModelMemory
 
 # Seconds that a process which is killed has to end.
 _END = 10.0
@@ -36,6 +37,7 @@ class Measured:
       uncounted: names of variables with gradients of rows whose rows could not be counted. All of
         their rows are taken.
       profile: when the dense gradients' buckets were complete; empty if that is not known.
+      memory: of the process.
     """
 
     compute: float
@@ -44,6 +46,7 @@ class Measured:
     tables: tuple[Table, ...]
     uncounted: tuple[str, ...]
     profile: tuple[GradientBucket, ...]
+    memory: ModelMemory
 
 
 def measure(script: Path, arguments: Sequence[str], steps: int, timeout: float) -> Measured:
@@ -106,4 +109,5 @@ def _read(script: Path, found: dict, code: int) -> Measured:
         ),
         uncounted=tuple(t["name"] for t in tables if t["rows_per_step"] is None),
         profile=tuple(GradientBucket(b["parameters"], b["ready"]) for b in found["buckets"]),
+        memory=ModelMemory(**found["memory"]),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tfdist.plan import costs
+from tfdist.plan import costs, memory
 from tfdist.plan.costs import Estimate, GradientBucket, PlannedTraining
 from tfdist.plan.measure import Measured
 from tfdist.plan.units import show_bytes, show_count, show_rate, show_seconds
@@ -25,12 +25,14 @@ class Plan:
       workers: the number that was asked for.
       target: the efficiency to reach; `None`: none.
       measured: the measurements of a script; `None`: parameters and computing were given.
+      memory: bytes that a worker may use; `None`: memory is left out.
     """
 
     training: PlannedTraining
     workers: int
     target: float | None = None
     measured: Measured | None = None
+    memory: int | None = None
 
     @property
     def methods(self) -> list[Estimate]:
@@ -59,9 +61,10 @@ class Plan:
 
 def text(plan: Plan) -> str:
     """The tables, for a terminal."""
-    return "\n".join(
-        [*_situation(plan), "", *_methods(plan), "", *_by_workers(plan), "", *_answer(plan)]
-    )
+    parts = [_situation(plan), _methods(plan), _by_workers(plan), _answer(plan)]
+    if plan.memory is not None and plan.measured is not None:
+        parts.append(memory.table(plan.measured.memory, plan.workers, plan.memory))
+    return "\n\n".join("\n".join(lines) for lines in parts)
 
 
 def as_json(plan: Plan) -> dict[str, object]:
@@ -83,6 +86,10 @@ def as_json(plan: Plan) -> dict[str, object]:
         "profile": [dataclasses.asdict(bucket) for bucket in training.profile],
         "target": plan.target,
         "measured_steps": plan.measured.steps if plan.measured else None,
+        "memory": [
+            dataclasses.asdict(need)
+            for need in (memory.needs(plan.measured.memory, plan.workers) if plan.measured else ())
+        ],
         "methods": [dataclasses.asdict(estimate) for estimate in plan.methods],
         "by_workers": [
             dataclasses.asdict(estimate) for row in plan.by_workers() for estimate in row
@@ -106,6 +113,12 @@ def _situation(plan: Plan) -> list[str]:
     )
     uncounted = measured.uncounted if measured is not None else ()
     for table in training.tables:
+        if not table.rows:
+            lines.append(
+                f"sparse parameters: {table.name}, {table.rows_per_step:,.0f} rows of "
+                f"{table.width} values a step; the plan leaves out tables of tfdist"
+            )
+            continue
         note = " (not counted: all are taken)" if table.name in uncounted else ""
         lines.append(
             f"sparse parameters: {show_count(table.parameters)} in {table.name}, "
@@ -221,4 +234,4 @@ def _needed(estimate: Estimate) -> str:
 
 def _columns(name: str, *cells: str) -> str:
     *others, last = cells
-    return (f"{name:<32}" + "".join(f"{cell:>11}" for cell in others) + f"{last:>18}").rstrip()
+    return (f"{name:<35}" + "".join(f"{cell:>11}" for cell in others) + f"{last:>18}").rstrip()

@@ -16,6 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 # As ops/core/collectives/selector.cc has it.
 RECURSIVE_DOUBLING_BYTES = 32 * 1024
+HALVING_DOUBLING_BYTES = 8 * 1024 * 1024
+HALVING_DOUBLING_WORKERS = (4, 8)
+DOUBLE_TREE_BYTES = 1024 * 1024
+DOUBLE_TREE_WORKERS = 16
 # As ops/collectives/fused.py has it: gradients are reduced in buckets of this size.
 BUCKET_BYTES = 4 << 20
 ID_BYTES = 8
@@ -122,7 +126,13 @@ def selected(workers: int, size: float, per_host: int = 1) -> str:
     """
     if size <= RECURSIVE_DOUBLING_BYTES:
         return RECURSIVE_DOUBLING
-    return TWO_LEVEL if 1 < hosts_of(workers, per_host) < workers else RING
+    if 1 < hosts_of(workers, per_host) < workers:
+        return TWO_LEVEL
+    if workers in HALVING_DOUBLING_WORKERS and size <= HALVING_DOUBLING_BYTES:
+        return HALVING_DOUBLING
+    if workers >= DOUBLE_TREE_WORKERS and size <= DOUBLE_TREE_BYTES:
+        return DOUBLE_TREE
+    return RING
 
 
 def all_reduce(algorithm: str, workers: int, size: float, per_host: int = 1) -> Phases:

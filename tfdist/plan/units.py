@@ -13,6 +13,7 @@ _SECONDS_POWERS = {"": 0, "s": 0, "ms": -3, "us": -6}
 
 RATE_FORM = "a rate above 0 such as 125MB/s or 1Gbit/s (prefixes k, M, G, T are powers of 1000)"
 COUNT_FORM = "a number above 0 such as 25600000, 25.6M or 1.5G (K, M, G are powers of 1000)"
+SIZE_FORM = "a size above 0 such as 16GB or 800MB (prefixes k, M, G, T are powers of 1000)"
 SECONDS_FORM = "seconds such as 0.55, 550ms or 50us"
 
 
@@ -44,6 +45,19 @@ def rate(text: str) -> float:
     if not 0 < value < Decimal("1e18"):
         raise argparse.ArgumentTypeError(f"expected {RATE_FORM}, received {text!r}")
     return float(value)
+
+
+def size(text: str) -> int:
+    """Parses a number of bytes, such as "16GB"; an argparse type.
+
+    Raises:
+      argparse.ArgumentTypeError: the text is no such size, or has no unit.
+    """
+    found = re.fullmatch(rf"{_NUMBER} ?([kMGT]?)B", text.strip(), re.ASCII)
+    value = _scaled(found, _POWERS[found[3]]) if found else Decimal(0)
+    if not 1 <= value < Decimal("1e18"):
+        raise argparse.ArgumentTypeError(f"expected {SIZE_FORM}, received {text!r}")
+    return int(value)
 
 
 def duration(text: str) -> float:

@@ -30,6 +30,18 @@ class CheckpointRequest:
 
 
 @dataclasses.dataclass(frozen=True)
+class SnapshotRequest:
+    """An observer, which is no task, requests a parameter server's snapshot `number`.
+
+    Number 0 asks for the next number, and where the snapshots are.
+    """
+
+    fingerprint: str
+    number: int
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
 class WaitsRequest:
     """A parameter server asks another one about its workers whose steps wait for others'."""
 
@@ -40,4 +52,5 @@ class WaitsRequest:
 PARAMETERS = Service("Parameters", 1, "a parameter server")
 ATTACH = PARAMETERS.method(AttachRequest)
 CHECKPOINT = PARAMETERS.method(CheckpointRequest)
+SNAPSHOT = PARAMETERS.method(SnapshotRequest)
 WAITS = PARAMETERS.method(WaitsRequest)

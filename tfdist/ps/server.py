@@ -102,6 +102,7 @@ class ServerTask:
         self._retry_pause = _MIN_RETRY_PAUSE
         self._next_try = 0.0
         self._stop = threading.Event()
+        self._saves_at_stop = True
         self._control = ControlServer(
             cluster,
             settings.secret,
@@ -109,6 +110,7 @@ class ServerTask:
                 **clock.HANDLERS,
                 messages.ATTACH: self._attach,
                 messages.CHECKPOINT: self._checkpoint,
+                messages.SNAPSHOT: self._observed_snapshot,
                 STATS: self._stats,
                 EPOCH: self._epoch,
                 messages.WAITS: self._step_waits,
@@ -116,6 +118,7 @@ class ServerTask:
                 **(self._tasks.handlers if self._tasks is not None else {}),
             },
             interface=settings.interface,
+            tls=settings.tls,
         )
 
     def serve(self) -> int:
@@ -132,10 +135,6 @@ class ServerTask:
           told to end.
         """
         received: list[int] = []
-        # The system's maximum of descriptors: unauthenticated connections must leave some for
-        # snapshots.
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
         def stop(number: int, frame: object) -> None:
             received.append(number)
@@ -146,11 +145,16 @@ class ServerTask:
 
         # Python lets only the main thread handle signals.
         in_main = threading.current_thread() is threading.main_thread()
+        if in_main:
+            # The system's maximum of descriptors: unauthenticated connections must leave some for
+            # snapshots.
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         numbers = (signal.SIGTERM, signal.SIGINT) if in_main else ()
         previous = {n: signal.signal(n, stop) for n in numbers}
         try:
             code = self._serve()
-            if code is None:
+            if code is None and self._saves_at_stop:
                 self._save_at_exit()
             if received:
                 return 128 + received[0]
@@ -165,6 +169,17 @@ class ServerTask:
     def refuse(self, problem: Exception) -> None:
         """Lets `serve` only tell the workers why this task cannot serve, and end."""
         self._problem = problem
+
+    def stop(self, saves: bool = True) -> None:
+        """Ends `serve`, which another thread runs.
+
+        Args:
+          saves: whether a last snapshot is written, if the latest one lacks changes.
+        """
+        self._saves_at_stop = (
+            saves and self._checkpoints is not None and self._checkpoints.unsaved()
+        )
+        self._stop.set()
 
     def close(self) -> None:
         """Stops answering and frees the store."""
@@ -408,18 +423,37 @@ class ServerTask:
         chiefs = self._attached.values() if self._is_elastic else [self._attached.get(0)]
         if request.process not in chiefs:
             return {"status": "refused", "reason": "only the chief that is attached may ask for it"}
+        return self._write(checkpoints, request.number, request.wait)
+
+    def _observed_snapshot(
+        self, request: messages.SnapshotRequest, context: ClientContext
+    ) -> dict[str, object]:
+        reason = callers.reason_to_refuse(request, self._fingerprint)
+        checkpoints = self._checkpoints
+        if reason is None and checkpoints is None:
+            reason = "expected a job with a checkpoint_dir, whose workers have come, received " + (
+                "one without" if self._config is not None else "no worker yet"
+            )
+        if reason is not None:
+            return {"status": "refused", "reason": reason}
+        assert checkpoints is not None
+        if request.number == 0:
+            following = checkpoints.expected_numbers()[1]
+            return {"status": "told", "next": following, "root": self._root}
+        return self._write(checkpoints, request.number, request.wait)
+
+    def _write(self, checkpoints: Checkpoints, number: int, wait: float) -> dict[str, object]:
+        """Begins a snapshot unless it was begun already; returns the answer to the request."""
         with self._lock:
-            job = self._written.get(request.number)
+            job = self._written.get(number)
             if job is None:
                 first, last = checkpoints.expected_numbers()
-                if not first <= request.number <= last:
-                    reason = f"expected snapshot {first} to {last}, received {request.number}"
+                if not first <= number <= last:
+                    reason = f"expected snapshot {first} to {last}, received {number}"
                     return {"status": "refused", "reason": reason}
                 self._written.clear()
-                job = self._written[request.number] = _Writing(
-                    lambda: checkpoints.save(request.number)
-                )
-        return job.answer(_bounded(request.wait))
+                job = self._written[number] = _Writing(lambda: checkpoints.save(number))
+        return job.answer(_bounded(wait))
 
     def _epoch(self, request: EpochRequest, context: ClientContext) -> dict[str, object]:
         reason = callers.reason_to_refuse(request, self._fingerprint)
@@ -534,7 +568,9 @@ def serve(cluster: Cluster, settings: Settings, checkpoint_dir: str | None = Non
         if settings.metrics_port is not None:
             serve_metrics = _providers.provider("serve_metrics")
             try:
-                stack.enter_context(contextlib.closing(serve_metrics(cluster, settings, task)))
+                exporter = serve_metrics(cluster, settings, task)
+                if exporter is not None:
+                    stack.enter_context(contextlib.closing(exporter))
             except (TfdistError, OSError) as error:
                 task.refuse(error)
         raise SystemExit(task.serve())

@@ -64,11 +64,13 @@ class StepWaits:
             control.close()
 
     def _connect(self) -> dict[str, ControlClient]:
-        clients = {}
+        clients, settings = {}, self._settings
         for server, address in enumerate(self._cluster.ps):
             if server != self._cluster.task_index:
                 name = f"ps {server} at {address}"
-                clients[name] = ControlClient(self._cluster, self._settings.secret, address, name)
+                clients[name] = ControlClient(
+                    self._cluster, settings.secret, address, name, settings.tls
+                )
         return clients
 
     def _query(self, control: ControlClient, workers: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Declarations about a new variable, for a strategy with parameter servers.
+"""Declarations about a new variable, for a strategy.
 
 `tf.distribute` tells a strategy a variable's name, shape and dtype, but not what it is for. Code
 that knows says so in a scope; the strategy asks when the variable is made.
@@ -17,6 +17,8 @@ class Role(enum.Enum):
 
     UNSHARED = "unshared"  # each worker's own
     TABLE = "table"  # stands for an embedding table
+    CONSTANT = "constant"  # has the same initial value in all workers
+    PART = "part"  # as CONSTANT; a strategy with `Sharding` gives each worker a part of it
 
 
 _path: contextvars.ContextVar[str | None] = contextvars.ContextVar("path", default=None)

@@ -74,7 +74,7 @@ class PsWorker:
         # Knows the last step of a job that is told to end.
         self.stop_watch: StopWatch | None = None
         self._control = [
-            ControlClient(cluster, settings.secret, address, self._name(server))
+            ControlClient(cluster, settings.secret, address, self._name(server), settings.tls)
             for server, address in enumerate(cluster.ps)
         ]
         self.client = ParameterClient(
@@ -257,6 +257,9 @@ class PsWorker:
             self.client.leave(self._settings.exit_timeout)
         self.close()
 
+    def end(self) -> None:
+        """Ends what this process serves to the other workers, who have left: nothing."""
+
     def close(self) -> None:
         """Closes all connections; may be called again."""
         self.closed.set()
@@ -432,3 +435,6 @@ class LocalPsWorker:
         self.closed.set()
         self.client.close()
         self._store.close()
+
+    def end(self) -> None:
+        """Does nothing: `leave` has closed the server."""

@@ -48,7 +48,7 @@ class RayJob:
 
     def __init__(self, request: RayRequest, function: Callable, arguments: tuple) -> None:
         self._request = request
-        self._secret = settings.secret_variable()
+        self._secret = settings.secret_variables()
         self._function = function
         self._arguments = arguments
         # References of the ends of all tasks that have been started and have not ended.

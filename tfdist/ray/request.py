@@ -116,7 +116,7 @@ class RayRequest:
           workers: "host:port" of each worker.
           servers: "host:port" of each parameter server.
           index: of the task; the servers follow the workers.
-          secret: the variable that holds the job's secret.
+          secret: the variables of the job's secret, and of its encryption.
         """
         chiefs = 1 if servers and self.workers is None else 0
         roles = {"chief": workers[:chiefs], "worker": workers[chiefs:], "ps": servers}

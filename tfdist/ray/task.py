@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from tfdist import reasons
 from tfdist.config import settings
 from tfdist.errors import Preempted, RayJobError
 from tfdist.launch import ports
@@ -169,5 +170,4 @@ class TaskHandle:
 def first_line(error: BaseException) -> str:
     """Returns an error of Ray's as one line: the cause of a task's error, if it has one."""
     cause = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    return f"{type(cause).__name__}: {lines[0] if lines else ''}"
+    return reasons.one_line(cause)

@@ -7,7 +7,7 @@
 
 #include "core/base/checksum.h"
 #include "core/collectives/selector.h"
-#include "core/net/authenticate.h"
+#include "core/net/connect.h"
 
 namespace tfdist {
 namespace {
@@ -128,24 +128,29 @@ Status Communicator::Connect(const Key& key, uint64_t generation,
   if (missing.empty()) return Status();
   std::string names;
   for (const int peer : missing) names += StrCat(names.empty() ? "" : ", ", group_.Name(peer));
-  return Status(StatusCode::kDeadlineExceeded, StrCat(group_.Self(), ": no data connection from ",
-                                                      names, " within ", timeout_seconds, " s"));
+  std::string refused = engine_.last_refusal();
+  if (!refused.empty()) refused = StrCat("; the last connection that was refused: ", refused);
+  return Status(StatusCode::kDeadlineExceeded,
+                StrCat(group_.Self(), ": no data connection from ", names, " within ",
+                       timeout_seconds, " s", refused));
 }
 
 Status Communicator::DialPeer(int peer, const Key& key, uint64_t generation, TimePoint deadline,
                               PeerSocket* socket, Welcome* welcome) const {
-  if (Status s = Dial(group_.addresses[peer], SharesWith(peer), deadline, socket); !s.ok())
-    return s;
   Hello hello;
   hello.generation = generation;
   hello.rank = static_cast<uint32_t>(group_.rank);
   hello.to = static_cast<uint32_t>(peer);
-  if (Status s = Authenticate(*socket, key, hello, deadline); !s.ok()) return s;
+  if (Status s =
+          tfdist::Connect(group_.addresses[peer], SharesWith(peer), key, hello, deadline, socket);
+      !s.ok()) {
+    return s;
+  }
   FrameHeaderBytes bytes;
   const bool local = socket->process != nullptr;
   Status s = local ? ReceiveWithDescriptor(socket->fd, bytes.data(), bytes.size(),
                                            &welcome->descriptor, deadline)
-                   : ReceiveAll(socket->fd, bytes.data(), bytes.size(), deadline);
+                   : ReceiveAll(*socket, bytes.data(), bytes.size(), deadline);
   FrameHeader header;
   if (s.ok()) s = Decode(bytes.data(), LimitsOfConnection, &header);
   if (!s.ok()) return s;
@@ -154,7 +159,7 @@ Status Communicator::DialPeer(int peer, const Key& key, uint64_t generation, Tim
                                                 " bytes in a frame of type ", int{header.type}));
   }
   welcome->meta.resize(header.meta_bytes);
-  s = ReceiveAll(socket->fd, welcome->meta.data(), welcome->meta.size(), deadline);
+  s = ReceiveAll(*socket, welcome->meta.data(), welcome->meta.size(), deadline);
   Sharing offer;
   return s.ok() && !welcome->meta.empty() ? Decode(welcome->meta, "WELCOME frame", &offer) : s;
 }

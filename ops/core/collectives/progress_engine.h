@@ -59,6 +59,7 @@ class ProgressEngine : private CollectiveTable::Connections {
   void Close();
   std::string Waiting(double seconds);
   uint64_t rejected_connections() const { return acceptor_.rejected(); }
+  std::string last_refusal() const { return acceptor_.last_refusal(); }
 
   // Only for methods that any thread may call.
   CollectiveTable& table() { return table_; }

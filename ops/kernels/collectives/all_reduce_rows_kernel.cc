@@ -10,6 +10,7 @@
 #include "core/math/row_sums.h"
 #include "core/math/unique_ids.h"
 #include "kernels/collectives/collective_kernel.h"
+#include "kernels/host_kernel.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 
 namespace tfdist {
@@ -259,10 +260,14 @@ class AllReduceRowsKernel : public CollectiveKernel {
   ReduceOp reduce_op_ = ReduceOp::kSum;
 };
 
-#define REGISTER(Id)                                                                             \
-  REGISTER_KERNEL_BUILDER(                                                                       \
-      Name("TfdistAllReduceRows").Device(tensorflow::DEVICE_CPU).TypeConstraint<Id>("Tindices"), \
-      AllReduceRowsKernel<Id>)
+#define REGISTER(Id)                                                   \
+  REGISTER_HOST_KERNEL("TfdistAllReduceRows", AllReduceRowsKernel<Id>, \
+                       .TypeConstraint<Id>("Tindices")                 \
+                           .HostMemory("ids")                          \
+                           .HostMemory("rows")                         \
+                           .HostMemory("table_rows")                   \
+                           .HostMemory("reduced_ids")                  \
+                           .HostMemory("reduced_rows"))
 REGISTER(int32_t);
 REGISTER(int64_t);
 #undef REGISTER

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/collectives/collective_kernel.h"
+#include "kernels/host_kernel.h"
 
 namespace tfdist {
 namespace {
@@ -41,8 +42,8 @@ class JoinKernel : public CollectiveKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfdistBarrier").Device(tensorflow::DEVICE_CPU), BarrierKernel);
-REGISTER_KERNEL_BUILDER(Name("TfdistJoin").Device(tensorflow::DEVICE_CPU), JoinKernel);
+REGISTER_HOST_KERNEL("TfdistBarrier", BarrierKernel);
+REGISTER_HOST_KERNEL("TfdistJoin", JoinKernel, .HostMemory("last_rank"));
 
 }  // namespace
 }  // namespace tfdist

@@ -14,6 +14,7 @@
 #include "core/collectives/bucket_tuner.h"
 #include "kernels/collectives/bucket_groups.h"
 #include "kernels/collectives/collective_kernel.h"
+#include "kernels/host_kernel.h"
 #include "kernels/output_pool.h"
 #include "tensorflow/core/framework/cancellation.h"
 
@@ -241,9 +242,9 @@ class AllReduceBlockKernel : public CollectiveKernel {
   std::vector<int64_t> begins_, firsts_, counts_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfdistBucketSize").Device(tensorflow::DEVICE_CPU), BucketSizeKernel);
-REGISTER_KERNEL_BUILDER(Name("TfdistAllReduceBlock").Device(tensorflow::DEVICE_CPU),
-                        AllReduceBlockKernel);
+REGISTER_HOST_KERNEL("TfdistBucketSize", BucketSizeKernel, .HostMemory("size"));
+REGISTER_HOST_KERNEL("TfdistAllReduceBlock", AllReduceBlockKernel,
+                     .HostMemory("inputs").HostMemory("size").HostMemory("outputs"));
 
 }  // namespace
 

@@ -9,6 +9,7 @@
 
 #include "core/math/cast16.h"
 #include "kernels/collectives/collective_kernel.h"
+#include "kernels/host_kernel.h"
 #include "kernels/output_pool.h"
 
 namespace tfdist {
@@ -151,8 +152,8 @@ class Cast16AllReduceKernel : public CollectiveKernel {
   ReduceOp reduce_op_ = ReduceOp::kSum;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfdistCast16AllReduce").Device(tensorflow::DEVICE_CPU),
-                        Cast16AllReduceKernel);
+REGISTER_HOST_KERNEL("TfdistCast16AllReduce", Cast16AllReduceKernel,
+                     .HostMemory("inputs").HostMemory("outputs"));
 
 }  // namespace
 }  // namespace tfdist

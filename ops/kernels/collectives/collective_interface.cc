@@ -4,6 +4,7 @@
 // for rank r. An empty `rows` means equal parts; the first ranks get one more row each if there is
 // a remainder.
 #include <cstdint>
+#include <vector>
 
 #include "kernels/shape_functions.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -146,6 +147,35 @@ REGISTER_COLLECTIVE("TfdistAllGather")
     .Output("rows: int64")
     .Attr("T: list(type) >= 1")
     .SetShapeFn(OtherRowsAndCounts);
+
+// `parts`: of each output, as a flat vector, this rank's part, of one dimension.
+REGISTER_COLLECTIVE("TfdistAllGatherParts")
+    .Input("parts: N * T")
+    .Output("outputs: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: {half, bfloat16, float, double}")
+    .Attr("shapes: list(shape) >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<tensorflow::PartialTensorShape> shapes;
+      TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
+      if (shapes.size() != static_cast<size_t>(c->num_outputs())) {
+        return absl::InvalidArgumentError("expected one shape for each part");
+      }
+      for (int i = 0; i < c->num_outputs(); ++i) {
+        ShapeHandle shape;
+        TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shapes[i], &shape));
+        c->set_output(i, shape);
+      }
+      return absl::OkStatus();
+    });
+
+// As TfdistAllGatherParts, into variables.
+REGISTER_COLLECTIVE("TfdistAllGatherInto")
+    .Input("variables: N * resource")
+    .Input("parts: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: {half, bfloat16, float, double}")
+    .SetShapeFn(::tensorflow::shape_inference::NoOutputs);
 
 REGISTER_COLLECTIVE("TfdistGather")
     .Input("inputs: T")

@@ -7,6 +7,7 @@
 
 #include "kernels/collectives/blocks.h"
 #include "kernels/collectives/collective_kernel.h"
+#include "kernels/host_kernel.h"
 #include "kernels/output_pool.h"
 
 namespace tfdist {
@@ -381,11 +382,17 @@ class AllToAllKernel : public DataMovementKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfdistBroadcast").Device(tensorflow::DEVICE_CPU), BroadcastKernel);
-REGISTER_KERNEL_BUILDER(Name("TfdistAllGather").Device(tensorflow::DEVICE_CPU), AllGatherKernel);
-REGISTER_KERNEL_BUILDER(Name("TfdistGather").Device(tensorflow::DEVICE_CPU), GatherKernel);
-REGISTER_KERNEL_BUILDER(Name("TfdistScatter").Device(tensorflow::DEVICE_CPU), ScatterKernel);
-REGISTER_KERNEL_BUILDER(Name("TfdistAllToAll").Device(tensorflow::DEVICE_CPU), AllToAllKernel);
+REGISTER_HOST_KERNEL("TfdistBroadcast", BroadcastKernel,
+                     .HostMemory("inputs").HostMemory("outputs"));
+REGISTER_HOST_KERNEL("TfdistAllGather", AllGatherKernel,
+                     .HostMemory("inputs").HostMemory("outputs").HostMemory("rows"));
+REGISTER_HOST_KERNEL("TfdistGather", GatherKernel,
+                     .HostMemory("inputs").HostMemory("outputs").HostMemory("rows"));
+REGISTER_HOST_KERNEL("TfdistScatter", ScatterKernel,
+                     .HostMemory("inputs").HostMemory("rows").HostMemory("outputs"));
+REGISTER_HOST_KERNEL(
+    "TfdistAllToAll", AllToAllKernel,
+    .HostMemory("inputs").HostMemory("rows").HostMemory("outputs").HostMemory("received"));
 
 }  // namespace
 }  // namespace tfdist

@@ -5,6 +5,7 @@
 
 #include "kernels/collectives/blocks.h"
 #include "kernels/collectives/collective_kernel.h"
+#include "kernels/host_kernel.h"
 #include "kernels/output_pool.h"
 
 namespace tfdist {
@@ -148,10 +149,11 @@ class ReduceScatterKernel : public ReducingKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfdistAllReduce").Device(tensorflow::DEVICE_CPU), AllReduceKernel);
-REGISTER_KERNEL_BUILDER(Name("TfdistReduce").Device(tensorflow::DEVICE_CPU), ReduceKernel);
-REGISTER_KERNEL_BUILDER(Name("TfdistReduceScatter").Device(tensorflow::DEVICE_CPU),
-                        ReduceScatterKernel);
+REGISTER_HOST_KERNEL("TfdistAllReduce", AllReduceKernel,
+                     .HostMemory("inputs").HostMemory("outputs"));
+REGISTER_HOST_KERNEL("TfdistReduce", ReduceKernel, .HostMemory("inputs").HostMemory("outputs"));
+REGISTER_HOST_KERNEL("TfdistReduceScatter", ReduceScatterKernel,
+                     .HostMemory("inputs").HostMemory("rows").HostMemory("outputs"));
 
 }  // namespace
 }  // namespace tfdist

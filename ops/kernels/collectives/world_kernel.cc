@@ -4,6 +4,7 @@
 
 #include "core/base/handle_table.h"
 #include "core/collectives/communicator.h"
+#include "kernels/host_kernel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfdist {
@@ -37,7 +38,7 @@ class WorldKernel : public OpKernel {
   int64_t communicator_ = 0;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfdistWorld").Device(tensorflow::DEVICE_CPU), WorldKernel);
+REGISTER_HOST_KERNEL("TfdistWorld", WorldKernel, .HostMemory("rank").HostMemory("size"));
 
 }  // namespace
 }  // namespace tfdist

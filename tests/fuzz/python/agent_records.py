@@ -5,6 +5,7 @@ come by a pipe, as from ssh. The connection may be lost by them, which has a rea
 and what answers a request is the answer, or a HostError.
 """
 
+import dataclasses
 import json
 import os
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from tfdist.launch.hosts.connection import (
 )
 from tfdist.launch.hosts.host_list import Host
 from tfdist.launch.process import ProcessSpec
+from tfdist.observe.failures import note_of_exit
 
 
 class _Sink:
@@ -93,8 +95,10 @@ def _handle(host: HostConnection, agent: int, data: bytes) -> None:
             _ask(host, question)
     if host.is_lost:
         assert host.problem
-    if process.closed_code is not None:
-        assert isinstance(process.closed_code, int)
+    if process.closed is not None:
+        assert isinstance(process.closed.code, int)
+        note = process.closed.note
+        assert note is None or isinstance(note.reason, str)
 
 
 def _ask(host: HostConnection, question: int) -> None:
@@ -114,16 +118,17 @@ def _ask(host: HostConnection, question: int) -> None:
 
 
 _HELLO = records.line("hello", version=__version__, cpus=[[0, 0, 0]])
+_NOTE = dataclasses.asdict(note_of_exit(3, "worker 0", 0))
 _LINES = {
     0: [
         _HELLO,
         records.line("output", task=0, stream=1, data=records.packed(b"text")),
         records.line("exit", task=0, code=3),
-        records.line("closed", task=0, code=3),
+        records.line("closed", task=0, code=3, about_kill="", note=_NOTE, note_age=2.5),
     ],
     1: [_HELLO, records.line("ports", ports=[1, 2])],
     2: [_HELLO, records.line("failed", task=1, errno=2, error="no such file")],
-    3: [records.line("closed", task=0, code=0)],
+    3: [records.line("closed", task=0, code=0, about_kill="", note=None, note_age=0.0)],
 }
 
 

@@ -52,6 +52,26 @@ def test_two_at_once_and_another_during_recovery(tmp_path):
 
 
 @pytest.mark.long(covered_by="test_kills_at_batches")
+def test_kills_within_tls(tmp_path):
+    """Each newcomer has a new certificate; one is killed while it joins."""
+    fit = Fit(model="normalized", data="arrays", validates=True)
+    course, results = suffer(
+        fit,
+        [
+            Faults(Fault("kill", 0, "batch end", epoch=1, batch=2)),
+            Faults(Fault("kill", 2, "batch begin", epoch=1, batch=0), restarts="later"),
+            Faults(Fault("kill", 1, delay=0.01), Fault("kill", 3)),
+            Faults(Fault("kill", 1, delay=0.05), joiner=SelfFault("kill", "receiving")),
+            Faults(Fault("leave", 2, "batch end", epoch=0, batch=3)),
+        ],
+        tmp_path,
+        encrypts=True,
+    )
+    check(fit, course, results)
+    assert len(results) == 4
+
+
+@pytest.mark.long(covered_by="test_kills_at_batches")
 def test_around_the_ends_of_epochs(tmp_path):
     fit = Fit(validates=True, saves=True)
     course, results = suffer(

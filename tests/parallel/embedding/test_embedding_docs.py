@@ -17,7 +17,7 @@ def programs(page: str) -> list[str]:
 
 @on_ranks(1)
 def test_the_programs_of_the_pages(ctx):
-    first, fields, loop = programs("embedding.md")
+    first, _, fields, loop = programs("embedding.md")
     (by_id,) = programs("embedding_rows.md")
     del os.environ["TF_CONFIG"]  # alone, as a reader runs the programs
     printed = []
@@ -35,3 +35,11 @@ def test_the_programs_of_the_pages(ctx):
     assert "2" in size
     assert "[1. 0.]" in fetched
     assert names["users"].size() == 0
+
+
+@on_ranks(2)
+def test_the_program_for_tables_on_the_workers(ctx):
+    names = {}
+    exec(programs("embedding.md")[1], names)
+    assert names["row"].shape == (None, 16)
+    assert names["model"].layers[1].table.size() == 2

@@ -22,7 +22,6 @@ def test_the_first_commands(tmp_path):
     done = shell(commands, tmp_path)
     assert "3 of 3 tasks answer" in done.stdout
     assert re.search(r"late: worker 1; the others wait for it \d+ %", done.stdout)
-    # Worker 2 exchanges data with worker 0 alone.
-    line = r"worker 0: waited \d+\.\d s for worker 1 \(.*s\), most in all_reduce 'gradients'"
+    line = r"worker 0: worker 1 is late: others waited up to .* s\), most in all_reduce 'gradients'"
     assert re.search(line, done.stderr), done.stderr[-2000:]
     assert "the job has ended" in done.stderr

@@ -23,14 +23,29 @@ PAGE = (ROOT / "docs/operate/metrics.md").read_text()
 
 
 def test_the_first_commands(tmp_path):
-    (commands, *_) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    launch = (ROOT / "docs/start/launch.md").read_text()
-    (tmp_path / "train.py").write_text(re.search(r"```python\n(.*?)```", launch, re.DOTALL)[1])
-    shell(commands, tmp_path)
+    write_script(tmp_path)
+    shell(commands_below("## Ten lines that run"), tmp_path)
     assert 'tfdist_world_size{task="worker 1"} 2.0' in (tmp_path / "worker-1.txt").read_text()
     (group,) = json.loads((tmp_path / "targets.json").read_text())
     assert len(group["targets"]) == 2
     assert list(text_string_to_metric_families((tmp_path / "worker-1.txt").read_text()))
+
+
+def test_the_commands_of_a_job_that_encrypts(tmp_path):
+    write_script(tmp_path)
+    shell(commands_below("### In a job that encrypts"), tmp_path)
+    assert 'tfdist_world_size{task="worker 1"} 2.0' in (tmp_path / "worker-1.txt").read_text()
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
+def commands_below(heading):
+    _, _, section = PAGE.partition(f"\n{heading}\n")
+    return re.search(r"```sh\n(.*?)```", section, re.DOTALL)[1]
+
+
+def write_script(folder):
+    launch = (ROOT / "docs/start/launch.md").read_text()
+    (folder / "train.py").write_text(re.search(r"```python\n(.*?)```", launch, re.DOTALL)[1])
 
 
 class Server:

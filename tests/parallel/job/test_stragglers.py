@@ -87,7 +87,7 @@ def test_fit(ctx):
     waits = activity(before, after).tasks[0].waits
     (told,) = after
     assert told.state.value("tfdist_steps") == 16
-    assert [number for number, _ in told.state.loss][0] == 1
+    assert [number for number, _ in told.state.curves["loss"]][0] == 1
     kinds = {(event.kind, event.operation) for event in told.state.events}
     assert ("collective", "all_reduce") in kinds and any(kind == "span" for kind, _ in kinds)
     sent = told.state.traffic

@@ -197,10 +197,10 @@ def test_parameter_server_alone():
     assert "mode async: 1 worker, 0 ps; 15 steps of 128" in printed
 
 
-def printed_once(lines: list[str], pattern: str) -> float:
-    """The number in the one line that matches, which is the chief's."""
+def printed_once(lines: list[str], pattern: str, task: str = "chief") -> float:
+    """The number in the one line that matches, which is this task's."""
     found = [(line, match) for line in lines if (match := re.search(pattern, line))]
-    assert len(found) == 1 and found[0][0].startswith("[chief]"), lines
+    assert len(found) == 1 and found[0][0].startswith(f"[{task}]"), lines
     return float(found[0][1][1])
 
 
@@ -254,6 +254,40 @@ def test_criteo_synthetic():
     assert printed_once(lines, r"([\d.]+) MB pushed") > 1
     learnt = printed_once(lines, r"AUC on held-out synthetic clicks: ([\d.]+)")
     possible = printed_once(lines, r"best possible: ([\d.]+)")
+    assert 0.55 < learnt < possible < 0.9
+
+
+@pytest.mark.long(
+    covered_by="parallel/embedding/test_served_training.py, single/serving/test_served_commands.py"
+)
+def test_served_tables(tmp_path):
+    example = "keras_examples/served_tables.py"
+    command = re.search(rf"^    python {example} (.*)$", (ROOT / example).read_text(), re.MULTILINE)
+    words = command[1].replace("/tmp/served", str(tmp_path / "served")).split()
+    said = alone(ROOT / example, *words, "--seconds", "6")
+    requests, failed = map(int, re.search(r"(\d+) requests, (\d+) failed", said).groups())
+    assert requests > 20
+    assert failed == 0
+    first, last = map(int, re.search(r"from snapshot (\d+) to (\d+)", said).groups())
+    assert first < last
+    assert float(re.search(r"its answers moved by ([\d.]+)", said)[1]) > 0
+
+
+@pytest.mark.long(
+    covered_by="parallel/embedding/test_worker_tables.py, single/examples/test_criteo.py"
+)
+def test_worker_tables():
+    lines = tfdist_run(
+        ROOT / "keras_examples/worker_tables.py",
+        *("--steps", "60", "--batch-size", "512", "--test-batches", "10"),
+        tasks="--workers 2",
+    )
+    announced = r"SYNTHETIC clicks, 2 workers without ps tasks: (\d+) steps of 512 examples"
+    chief = "worker 0"
+    assert printed_once(lines, announced, chief) == 60
+    assert printed_once(lines, r"a share of 50% on each worker: (\d+)", chief) > 1000
+    learnt = printed_once(lines, r"AUC on held-out synthetic clicks: ([\d.]+)", chief)
+    possible = printed_once(lines, r"best possible: ([\d.]+)", chief)
     assert 0.55 < learnt < possible < 0.9
 
 

@@ -206,14 +206,19 @@ def forgotten_scope(ctx):
     if served():
         return
     tfdist.ParameterServerStrategy()
-    sloping_model(1.0).fit(endless(), steps_per_epoch=1, verbose=0)
+    models = [sloping_model(1.0) for _ in range(2)]
+    for model in 2 * models:
+        model.fit(endless(), steps_per_epoch=1, verbose=0)
 
 
 def test_a_model_made_out_of_the_scope_is_said_to_train_alone():
     with start_ranks(forgotten_scope, 2, roles=("chief", "ps")) as ranks:
         outcomes = ranks.join(timeout=60)
     ended_well(outcomes, workers=1)
-    assert "chief: fit trains model 'sequential' by itself" in outcomes[0].output
+    # Once for each model.
+    for name in ("sequential", "sequential_1"):
+        told = f"chief: fit trains model {name!r} by itself"
+        assert outcomes[0].output.count(told) == 1
 
 
 @on_ranks(2, roles=("chief", "worker"))

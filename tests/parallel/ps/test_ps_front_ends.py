@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -214,6 +216,33 @@ def test_a_step_that_fails_changes_nothing(ctx):
     np.testing.assert_array_equal(weight, [0.5, 2.0])
     strategy.run(step, args=([0.0, 1.0], False))
     np.testing.assert_array_equal(weight, [0.5, 1.5])
+
+
+@on_job(2, check=agree)
+def test_a_late_sum_and_a_variable_that_was_just_updated(ctx):
+    """The sum covers both workers, although one adds its number long after its update."""
+    if served():
+        return None
+    strategy = tfdist.ParameterServerStrategy(mode="sync")
+    with strategy.scope():
+        weight = tf.Variable([1.0, 2.0])
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([weight])
+
+    def late():
+        time.sleep(0.2 * ctx.rank)
+        return 1.0 + ctx.rank
+
+    def of_worker():
+        number = tf.ensure_shape(tf.py_function(late, [], tf.float32), [])
+        total = tf.distribute.get_replica_context().all_reduce("SUM", number)
+        optimizer.apply([tf.ones([2])], [weight])
+        return total, tf.reduce_sum(weight)
+
+    step = tf.function(lambda: strategy.run(of_worker))
+    results = [[value.numpy() for value in step()] for _ in range(4)]
+    assert [total for total, _ in results] == [3.0] * 4
+    return results
 
 
 @on_job(2, check=agree)

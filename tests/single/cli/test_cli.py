@@ -91,9 +91,13 @@ def test_without_a_command_it_explains_itself(capsys):
             "expected N, MIN:MAX or MIN:MAX:START, such as 4, 2:8 or 2:8:4, in whole numbers; "
             "received '2-4'",
         ),
-        (["run", "--workers", "4:2", "x.py"], "expected max_workers to be at least min_workers"),
-        (["run", "--workers", "0:2", "x.py"], "min_workers to be a positive integer, received 0"),
-        (["run", "--workers", "2:4:5", "x.py"], "start_workers to be 2 to 4, received 5"),
+        (["run", "--workers", "4:2", "x.py"], "--workers 4:2: expected MAX to be at least MIN = 4"),
+        (["run", "--workers", "0:2", "x.py"], "MIN to be a positive integer, received 0"),
+        (
+            ["run", "--workers", "2:4:5", "x.py"],
+            "--workers 2:4:5: expected START to be 2 to 4, received 5",
+        ),
+        (["run", "--hosts", "a:0", "x.py"], "error: argument --hosts: expected 1 to 4096 slots"),
         (["run", "--workers", "2:4:0", "x.py"], "to be a positive integer, received 0"),
         (["run", "--workers", "2:", "x.py"], "expected N, MIN:MAX or MIN:MAX:START"),
         (["run", "--workers", "2:x", "x.py"], "in whole numbers; received '2:x'"),
@@ -127,9 +131,9 @@ def test_without_a_command_it_explains_itself(capsys):
             ["run", "--bind", "cors", __file__],
             "there is no 'cors'; did you mean core? (choose from",
         ),
-        (["ran"], "tfdist: error: there is no 'ran'; did you mean run? (choose from run, scale"),
+        (["ran"], "tfdist: error: there is no 'ran'; did you mean run? (choose from run, predict"),
         (["ps", "stat"], "tfdist ps: error: there is no 'stat'; did you mean stats?"),
-        (["frobnicate"], "there is no 'frobnicate' (choose from run, scale"),
+        (["frobnicate"], "there is no 'frobnicate' (choose from run, predict, scale"),
     ],
 )
 def test_a_wrong_command_line_is_refused(capsys, monkeypatch, tmp_path, arguments, message):

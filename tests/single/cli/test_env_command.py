@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from pathlib import Path
 
 import pytest
 
 import tfdist.cli.main
+from support.authority import Authority
 from tfdist.config.cluster import Cluster
 
 _READ = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "JOB", "RANK", "WORLD_SIZE", "MASTER_")
@@ -30,6 +32,9 @@ def env(monkeypatch, capsys):
         return code, out, err
 
     return run
+
+
+PLAIN = "connections: not encrypted\n"
 
 
 def test_a_task(env):
@@ -63,7 +68,7 @@ def test_several_hosts(env):
 
 
 def test_alone(env):
-    assert env({}) == (0, "found: nothing\ntask: trains alone\nTF_CONFIG='{}'\n", "")
+    assert env({}) == (0, "found: nothing\ntask: trains alone\nTF_CONFIG='{}'\n" + PLAIN, "")
     _, out, _ = env({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"})
     assert "  warning: SLURM_JOB_ID=7 ignored: SLURM_PROCID is not set" in out
 
@@ -85,7 +90,28 @@ def test_json(env):
         "tf_config": cluster.tf_config(),
         "meeting": None,
         "interface": None,
+        "encryption": None,
     }
+
+
+def test_encryption(env, tmp_path):
+    secret = {"TFDIST_TLS": "secret", "TFDIST_SECRET": "a8f5f167f44f4964e6c998dee827110c"}
+    _, out, _ = env(secret)
+    assert out.endswith("\nconnections: TLS, with certificates made from the secret\n")
+    tls = Authority(tmp_path).issue()
+    _, out, _ = env({"TFDIST_TLS": "", **tls.variables}, "--json")
+    assert json.loads(out)["encryption"] == f"TLS, with the certificate {tls.certificate}"
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_files_that_cannot_encrypt(env, tmp_path, days):
+    tls = Authority(tmp_path).issue(days=days)
+    if days > 0:
+        Path(tls.key).unlink()
+    code, out, err = env(tls.variables)
+    assert (code, out) == (1, "")
+    assert err.startswith("tfdist env: error: TFDIST_TLS_")
+    assert ("has expired on" if days < 0 else "received '" + tls.key) in err
 
 
 def test_errors(env):

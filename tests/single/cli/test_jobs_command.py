@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,22 +63,26 @@ def test_from_the_start_to_the_end(launch, tmp_path, capsys):
     assert ran(capsys, "logs", "worker 1")[1] == "[worker 1] worker 1 is here\n"
 
     follower = subprocess.Popen(
-        [sys.executable, "-m", "tfdist", "logs", "--follow", "worker 0"],
+        [sys.executable, "-m", "tfdist", "logs", "--follow"],
         env=os.environ | {"PYTHONPATH": PACKAGE},
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert follower.stdout.readline() == "[worker 0] worker 0 is here\n"
+    here = sorted(follower.stdout.readline() for _ in range(2))
+    assert here == [f"[worker {i}] worker {i} is here\n" for i in range(2)]
     (tmp_path / "continue").touch()
     assert launched.finish()[0] == 3
     rest, _ = follower.communicate(timeout=60)
-    assert rest == "[worker 0] worker 0 continues\n" and follower.returncode == 0
+    # The first worker that ends stops the other one.
+    assert re.search(r"\[worker (\d)\] worker \1 continues\n", rest) and follower.returncode == 0
 
     _, out, _ = ran(capsys, "jobs", "--json")
     (found,) = json.loads(out)
     assert (found["is_running"], found["code"]) == (False, 3) and found["ended"] > found["began"]
+    # The other one was stopped, or has ended by itself meanwhile.
+    assert found["exits"].keys() == {"worker 0", "worker 1"} and 3 in found["exits"].values()
     _, out, _ = ran(capsys, "logs", "--job", job.job_file)
-    assert "[worker 1] worker 1 continues\n" in out and "tfdist run: worker" in out
+    assert rest in out and "tfdist run: worker" in out
     code, _, errors = ran(capsys, "stop", "--job", job.job_file)
     assert code == 2 and f"{job.job_file}: the job has ended" in errors
 
@@ -116,7 +121,8 @@ def test_commands_without_a_job(words, capsys):
 
 def entry(name: str, **fields) -> JobEntry:
     known = {"pid": os.getpid(), "command": ["train.py"], "directory": "/", "tasks": ["worker 0"]}
-    return JobEntry(name=name, job_file=f"/{name}.json", began=1.0, **(known | fields))
+    known |= {"job_file": f"/{name}.json", "began": 1.0}
+    return JobEntry(name=name, **(known | fields))
 
 
 def test_several_jobs_must_be_named(capsys):
@@ -132,6 +138,54 @@ def test_several_jobs_must_be_named(capsys):
     assert code == 2 and "as 'tfdist jobs' lists them, received /3.json" in errors
 
 
+@pytest.mark.parametrize(
+    "words", [["top"], ["tasks"], ["scale", "2"], ["debug", "dump"], ["metrics", "targets"]]
+)
+def test_commands_about_a_job_that_has_ended(folder, words, capsys):
+    with registered(entry("1-a")) as note_end:
+        note_end(3, {})
+    code, _, errors = ran(capsys, *words, "--job", "/1-a.json")
+    assert code == 2
+    told = f"tfdist {words[0]}: error: /1-a.json: the job has ended: exit code 3, "
+    assert re.fullmatch(rf"{re.escape(told)}\d+ s ago\n", errors), errors
+    (folder / "1-a.log").write_text("line\n")
+    assert (
+        "; 'tfdist logs --job /1-a.json' prints its output"
+        in ran(capsys, *words, "--job", "/1-a.json")[2]
+    )
+    with registered(entry("2-b")):
+        pass
+    errors = ran(capsys, *words, "--job", "/2-b.json")[2]
+    assert errors.endswith("/2-b.json: the job has ended: its launcher was killed\n")
+
+
+def test_a_job_that_is_not_listed_is_told_by_its_file(tmp_path, capsys):
+    code, _, errors = ran(capsys, "top", "--job", str(tmp_path / "job.json"))
+    assert code == 2 and "expected a job file of your own" in errors
+
+
+def test_the_newest_jobs(capsys):
+    for number in range(25):
+        with registered(entry(f"{number}-a", began=float(number))):
+            pass
+    with registered(entry("30-a", began=0.5)):
+        _, out, errors = ran(capsys, "jobs")
+        shown = [line.split()[4] for line in out.splitlines()[1:]]
+        assert shown == [*(f"/{number}-a.json" for number in range(24, 5, -1)), "/30-a.json"]
+        assert errors == "6 older ones have ended: tfdist jobs --all\n"
+        assert len(ran(capsys, "jobs", "--all")[1].splitlines()) == 27
+        assert len(json.loads(ran(capsys, "jobs", "--json")[1])) == 26
+
+
+@pytest.mark.parametrize("name", ["worker 1", "worker-1", "worker:1", "worker1"])
+def test_names_of_a_task(folder, name, capsys):
+    with registered(entry("1-a", tasks=["worker 0", "worker 1", "chief"])):
+        (folder / "1-a.log").write_text("[worker 0] a\n[worker 1] b\n[chief] c\n")
+        assert ran(capsys, "logs", name) == (0, "[worker 1] b\n", "")
+        assert ran(capsys, "logs", "chief") == (0, "[chief] c\n", "")
+        assert "received 'worker-11'" in ran(capsys, "logs", "worker-11")[2]
+
+
 def test_a_crafted_entry_is_no_job(folder, tmp_path):
     with registered(entry("1-a")):
         pass
@@ -140,6 +194,9 @@ def test_a_crafted_entry_is_no_job(folder, tmp_path):
     (folder / "4-d.job").write_text(
         json.dumps(dict(json.loads((folder / "1-a.job").read_text()), pid="1"))
     )
+    for number, exits in enumerate(([], {"worker 0": "1"}, 5)):
+        crafted = dict(json.loads((folder / "1-a.job").read_text()), exits=exits)
+        (folder / f"7-{number}.job").write_text(json.dumps(crafted))
     (folder / "5-e.job").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(folder / "6-f.job")
     assert [job.name for job in jobs()] == ["1-a"]
@@ -147,7 +204,9 @@ def test_a_crafted_entry_is_no_job(folder, tmp_path):
 
 def test_entries_are_kept_for_a_day(folder, monkeypatch):
     with registered(entry("1-a")) as note_end:
-        note_end(0)
+        note_end(0, {})
+    (folder / "1-a.states").mkdir()
+    (folder / "1-a.states" / "worker-0.json").write_text("{}")
     (folder / "1-a.log").write_text("line\n")
     (folder / "1-a.log.1").write_text("line\n")
     later = time.time() + job_registry._KEPT + 10
@@ -159,7 +218,7 @@ def test_entries_are_kept_for_a_day(folder, monkeypatch):
 def test_without_a_directory_of_ones_own_a_job_is_not_listed(folder):
     folder.mkdir(mode=0o755)
     with registered(entry("1-a")) as note_end:
-        note_end(0)
+        note_end(0, {})
     assert jobs() == [] and list(folder.iterdir()) == []
 
 
@@ -176,6 +235,7 @@ def test_the_kept_output_has_a_limit(tmp_path, monkeypatch):
     for i in range(7):
         kept.line(b"line %d" % i)
     kept.close()
+    kept.line(b"of an agent that ends")  # after the job
     assert (tmp_path / "log.1").read_text() == "line 3\nline 4\nline 5\n"
     assert (tmp_path / "log").read_text() == "line 6\n"
 

@@ -63,11 +63,13 @@ def test_options_become_a_job(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--workers 4:2", "workers 4:2: Elastic: expected max_workers to be at least"),
-        ("--workers x", "workers: expected a whole number, 1 or more, received 'x'; or MIN:MAX"),
-        ("--env A", "env: expected NAME=VALUE, received 'A'"),
-        ("--engine tfjob --workers 2:8", "engine tfjob: expected a fixed number of workers"),
-        ("--autoscale 3", "autoscale: expected engine statefulset, received jobset"),
+        ("--workers 4:2", "--workers 4:2: expected MAX to be at least MIN = 4, received 2"),
+        ("--workers x", "--workers: expected a whole number, 1 or more, received 'x'; or MIN:MAX"),
+        ("--env A", "--env: expected NAME=VALUE, received 'A'"),
+        ("--engine tfjob --workers 2:8", "--engine tfjob: expected a fixed number of workers"),
+        ("--pod-monitor", "--pod-monitor: expected --metrics-port P, at which metrics are read"),
+        ("--cpu many", "--cpu: expected processors such as 4 or 500m"),
+        ("--autoscale 3", "--autoscale: expected --engine statefulset, received jobset"),
     ],
 )
 def test_errors(capsys, arguments, message):

@@ -44,11 +44,11 @@ def test_what_is_no_text(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0:3", "TFDIST_ELASTIC 0:3: .*min_workers to be a positive integer, received 0"),
-        ("4:3", "max_workers to be at least min_workers = 4, received 3"),
-        ("2:4:1", "start_workers to be 2 to 4, received 1"),
-        ("2:4:5", "start_workers to be 2 to 4, received 5"),
-        ("2:501", "max_workers to be at most 500, .* received 501"),
+        ("0:3", "TFDIST_ELASTIC 0:3: expected MIN to be a positive integer, received 0"),
+        ("4:3", "expected MAX to be at least MIN = 4, received 3"),
+        ("2:4:1", "expected START to be 2 to 4, received 1"),
+        ("2:4:5", "expected START to be 2 to 4, received 5"),
+        ("2:501", "expected MAX to be at most 500, .* received 501"),
     ],
 )
 def test_contradictions(text, message):

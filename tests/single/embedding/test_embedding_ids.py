@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist import reasons
 from tfdist.embedding import ids as id_kinds
 
 ROWS = np.arange(24, dtype="float32").reshape(6, 4) ** 2
@@ -95,6 +97,17 @@ def test_integers_stay(dtype):
 def test_other_ids_are_refused():
     with pytest.raises(TypeError, match="expected integers or strings, received float32"):
         id_kinds.as_int64(tf.constant([1.0]))
+
+
+def test_a_report_has_the_words_about_ids_that_a_layer_refuses():
+    class Lookup(keras.layers.Layer):
+        def call(self, ids):
+            return id_kinds.as_int64(ids)
+
+    with pytest.raises(TypeError, match="Exception encountered when calling") as caught:
+        Lookup()(tf.constant([1.0]))
+    told = "IdTypeError: an embedding's ids: expected integers or strings, received float32"
+    assert reasons.one_line(caught.value).startswith(told)
 
 
 def test_sparse_ids_need_a_combiner():

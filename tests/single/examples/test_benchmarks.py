@@ -109,6 +109,26 @@ def test_embedding_compares_with_stock(tmp_path):
 
 @pytest.mark.long(covered_by="test_parameter_server_compares_with_stock_and_a_bare_socket")
 @pytest.mark.timeout(120)
+def test_worker_tables_compares_with_a_server(tmp_path):
+    file = tmp_path / "figures" / "worker_tables.json"
+    finished = run(
+        *(sys.executable, "benchmarks/worker_tables.py", "--rows", "4000", "--width", "8"),
+        *("--ids", "300", "--features", "3", "--batch", "100"),
+        *("--rounds", "3", "--steps", "2", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["case"], row["ids"]) for row in rows] == [("uniform", 600), ("zipfian", 600)]
+    for row in rows:
+        rates = " +".join(f"{600 * row['steps'][name]:.0f}" for name in ("workers", "1 server"))
+        assert re.search(rf"{row['case']} +ids/s +{rates} ", finished.stdout), finished.stdout
+        # Of two workers, half of the ids are a worker's own.
+        assert 0.4 < row["bytes"]["workers"] / row["formula_bytes"] < 0.6
+        assert 0.95 < row["bytes"]["1 server"] / row["formula_bytes"] < 1.05
+
+
+@pytest.mark.long(covered_by="test_parameter_server_compares_with_stock_and_a_bare_socket")
+@pytest.mark.timeout(120)
 def test_embedding_store_compares_with_hash_tables(tmp_path):
     file = tmp_path / "figures" / "embedding_store.json"
     finished = run(
@@ -197,6 +217,23 @@ def test_preemption_measures_a_job_that_is_told_to_end(tmp_path):
     # The log, from which these are, rounds both.
     assert 0 < row["saving"] <= row["saved"]
     assert 0 < row["step"] < row["saved"] < row["ended"]
+
+
+@pytest.mark.long(covered_by="single/serving/test_served_commands.py")
+@pytest.mark.timeout(120)
+def test_served_tables_survive_a_killed_server(tmp_path):
+    file = tmp_path / "served_tables.json"
+    finished = run(
+        *(sys.executable, "benchmarks/served_tables.py", "--rows", "50000", "--seconds", "4"),
+        *("--delta", "1000", "--every", "0.5", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    figures = json.loads(file.read_text())
+    assert figures["failed"] == 0
+    assert figures["fresh"]
+    assert list(figures["requests"]) == ["before", "from the kill on", "cached"]
+    for times in figures["requests"].values():
+        assert 0 < times["median"] <= times["99 %"] <= times["longest"]
 
 
 @pytest.mark.long(covered_by="parallel/data/test_data_service.py")
@@ -309,3 +346,42 @@ def test_elastic_compares_steps_of_two_kinds_of_jobs(tmp_path):
         assert [len(ratios) for ratios in row["ratios"]] == [2]
         assert 0 < row["low"] <= row["ratio"] <= row["high"]
         assert f"{row['low']:.3f} to {row['high']:.3f}" in finished.stdout
+
+
+@pytest.mark.long(covered_by="parallel/data/test_cut_before_maps.py")
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("name", "options", "figures", "shown"),
+    [
+        ("input_maps", ("--rows", "64", "--epochs", "1", "--workers", "2"), "epochs", "Keras"),
+        ("input_images", ("--images", "128", "--epochs", "1"), "images per second", "tfdist, 1"),
+    ],
+)
+def test_input_compares_what_workers_map(name, options, figures, shown, tmp_path):
+    file = tmp_path / "input.json"
+    finished = run(
+        *(sys.executable, f"benchmarks/{name}.py", *options, "--rounds", "1", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    found = json.loads(file.read_text())[figures]
+    assert {shown, "tfdist, 2", "whole batches, 2"} <= set(found)
+    assert all(value is None or value > 0 for value in found.values())
+
+
+@pytest.mark.long(covered_by="single/serving/test_predict_requests.py")
+@pytest.mark.timeout(120)
+def test_serving_compares_with_the_model_in_one_process(tmp_path):
+    file = tmp_path / "figures" / "serving.json"
+    finished = run(
+        *(sys.executable, "benchmarks/serving.py", "--clients", "2", "--seconds", "0.5"),
+        *("--rounds", "1", "--ray_python", str(tmp_path / "none"), "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["rows"]
+    names = ["in process", "tfdist, gRPC", "tfdist, batches", "tfdist, REST"]
+    assert [row["name"] for row in rows] == names
+    for row in rows:
+        assert row["requests_per_second"] > 0 and 0 < row["p50_ms"] <= row["p99_ms"]
+        line = rf" {row['name']} +{row['requests_per_second']:.0f} +{row['p50_ms']:.2f} "
+        assert re.search(line, finished.stdout), finished.stdout
+    assert "without Ray" in finished.stdout

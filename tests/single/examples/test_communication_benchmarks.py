@@ -107,6 +107,47 @@ def test_network_measures_separate_hosts(tmp_path):
 
 
 @pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("part", "place", "ranks"), [("link", "1 Gbit/s", 3), ("loopback", "loopback", 2)]
+)
+def test_encryption_compares_jobs_in_turn(part, place, ranks, tmp_path):
+    file = tmp_path / "encryption.json"
+    finished = run(
+        *("benchmarks/encryption.py", "--parts", part, "--hosts", "3", "--rounds", "3"),
+        *("--megabytes", "8", "--model_megabytes", "1", "--json", str(file)),
+    )
+    need_namespaces(finished.returncode, finished.stderr)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["rows"]
+    reduced, *served = [row["what"] for row in rows]
+    assert reduced == f"all-reduce of 8 MB, {ranks} ranks"
+    assert served == ["step of 2 workers, 1 MB", "push and pull, 1 MB"]
+    for row in rows:
+        low, median, high = row["slower"]
+        assert row["place"] == place and low <= median <= high
+        seconds = row["seconds"]["within TLS"]
+        shown = rf"{row['what']} .* {1e3 * seconds:.1f} .*{re.escape(f'{median:+.1%}')}"
+        assert re.search(shown, finished.stdout), finished.stdout
+    if part == "link":  # which limits the rate: at most a burst beyond it
+        assert min(rows[0]["seconds"].values()) > 0.9 * 4 / 3 * (8 << 20) / 125e6
+
+
+@pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")
+def test_encryption_lets_tasks_join(tmp_path):
+    file = tmp_path / "encryption.json"
+    finished = run(
+        *("benchmarks/encryption.py", "--parts", "tasks", "--tasks", "3", "--json", str(file))
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    joined = json.loads(file.read_text())["joining"]
+    assert (
+        joined["tasks"] == 3 and 0 < joined["most"]["within TLS"] < joined["seconds"]["within TLS"]
+    )
+    assert "3 tasks join one job" in finished.stdout
+
+
+@pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")
 @pytest.mark.alone  # a step that computes alone is to take no longer than one with an exchange
 @pytest.mark.timeout(120)
 def test_planner_is_compared_with_measured_steps(tmp_path):
@@ -205,6 +246,16 @@ def test_timeline_compares_recorded_steps(tmp_path):
         assert row["collectives"] >= 1 and row["bytes"] > 500
         assert row["with"] > 0 and row["quartiles"][0] <= row["overhead"] <= row["quartiles"][1]
         assert re.search(rf"{row['model']} .* {1e3 * row['with']:.2f} ", printed)
+
+
+@pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")
+@pytest.mark.timeout(120)
+def test_idle_metrics_compares_pairs_of_jobs(tmp_path):
+    report, printed = measure(tmp_path, "idle_metrics.py", "--rounds", "3", "--steps", "6")
+    (row,) = report["rows"]
+    assert row["without"] > 0 and row["share"] == row["added"] / row["without"]
+    assert row["quartiles"][0] <= row["added"] <= row["quartiles"][1]
+    assert re.search(rf"dense .* {1e3 * row['with']:.3f} ", printed)
 
 
 @pytest.mark.long(covered_by="test_overlap_shows_when_buckets_travelled")

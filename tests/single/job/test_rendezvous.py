@@ -308,7 +308,7 @@ def test_a_silent_connection_is_kept(monkeypatch):
     states = []
     with ControlPlane(cluster, settings()):
         connection = client.ControlClient(cluster, None, cluster.address, "worker 0")
-        connection._channel.subscribe(states.append, try_to_connect=True)
+        connection._channel._channel.subscribe(states.append, try_to_connect=True)
         wait_until(lambda: grpc.ChannelConnectivity.READY in states, "the connection")
         time.sleep(4)
         connection.close()

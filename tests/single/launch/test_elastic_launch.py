@@ -190,8 +190,8 @@ def test_a_script_that_always_fails_ends_the_job_with_a_report(launch, tmp_path)
     assert code == 1
     assert starts(tmp_path) == {0: 3}
     assert said(err)[2:] == [
-        "worker 0 failed: exit code 1; it failed 3 times in a row, each within 60 s of its start; "
-        "too few workers remain (0, expected at least 1)",
+        "worker 0 has ended: exit code 1; it failed 3 times in a row, each within 60 s of its "
+        "start; too few workers remain (0, expected at least 1)",
         *[line for line in said(err) if line.startswith("the job failed because of worker 0: ")],
         f"its whole output: {tmp_path}/logs/worker-0.log",
         "its last lines:",
@@ -258,8 +258,8 @@ def test_with_fewer_than_the_minimum_the_job_fails_and_the_others_are_stopped(la
     assert code == 128 + signal.SIGKILL
     lines = said(err)
     assert lines[0] == (
-        "worker 1 failed: killed by SIGKILL; no restarts left; too few workers remain (1, expected "
-        "at least 2); stopping worker 0"
+        "worker 1 has ended: killed by SIGKILL; no restarts left; too few workers remain (1, "
+        "expected at least 2); stopping worker 0"
     )
     assert lines[1].startswith("the job failed because of worker 1: killed by SIGKILL, ")
     assert err[-1] == "    no memory"
@@ -563,7 +563,7 @@ def test_a_server_without_restarts_ends_the_job(launch):
     ).finish()
     assert code == 3
     assert said(err)[0] == (
-        "ps 0 failed: exit code 3; no restarts left; stopping worker 0, worker 1"
+        "ps 0 has ended: exit code 3; no restarts left; stopping worker 0, worker 1"
     )
 
 

@@ -57,7 +57,7 @@ def test_what_is_no_range_is_refused(text):
 
 @pytest.mark.parametrize("text", ["0:2", "3:2", "2:8:1", "2:8:9", "0:0", "2:8:0"])
 def test_a_range_that_contradicts_itself_is_refused(text):
-    with pytest.raises(ClusterConfigError, match=f"^--workers {text}: Elastic: expected "):
+    with pytest.raises(ClusterConfigError, match=f"^--workers {text}: expected "):
         WorkerRange.from_text(text)
     with pytest.raises(ClusterConfigError):
         WorkerRange(*map(int, text.split(":")))
@@ -146,6 +146,16 @@ def test_all_may_wait_at_once():
     assert not policy.is_done
     policy.restarted(1)
     assert states(policy) == [WAITING, RUNNING]
+
+
+def test_a_final_exit_code_fails_the_job_at_once():
+    policy = ElasticPolicy(WorkerRange(1, 4, 3), final_codes=(65,))
+    policy.begin()
+    policy.slots_of_failing_host = lambda slot, started, ended: None
+    ((_, killed),) = policy.decide([TaskEnd(0, code=-9, at=1.0)], False)
+    assert killed.verdict is Verdict.RESTART
+    ((_, final),) = policy.decide([TaskEnd(1, code=65, at=2.0)], False)
+    assert final == EndDecision(Verdict.FAIL, reason="another start would fail too")
 
 
 def test_leaving_is_no_failure_and_restarts_nothing():

@@ -8,33 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from single.launch.failing_scripts import VICTIM_ENDS_FIRST
 from support import tiers
 from support.launching import Launcher
 from tfdist.launch.findings import Findings, FirstFailure
 from tfdist.launch.process import Exit
 from tfdist.observe.failures import FailureNote
-
-RECORDS = """
-import atexit
-from tfdist.config.cluster import Cluster
-from tfdist.job import process
-process.current.record(Cluster.from_environment())
-"""
-# A failed task tells the others, and waits for them.
-VICTIM_ENDS_FIRST = (
-    RECORDS
-    + """
-if me == "worker 1":
-    def leave():
-        (here / "failed").touch()
-        wait_for_end("pid worker 0")
-    atexit.register(leave)
-    FAIL
-leave_pid()
-wait_for_file("failed")
-raise RuntimeError("a peer has ended")
-"""
-)
 
 
 @pytest.fixture
@@ -70,13 +49,34 @@ def test_the_task_that_failed_first_may_end_last(launch, tmp_path, fails, code, 
         assert received == code
 
 
-def test_the_report_explains_the_dumps(launch):
+def test_the_report_tells_the_reason_once_and_its_place(launch):
     fails = 'raise ValueError("a bad row")'
     _, _, err = launch(VICTIM_ENDS_FIRST.replace("FAIL", fails), "--workers", "2").finish()
-    explained = [line for line in err if "has ended with an exception" in line]
-    (sentence,) = explained
-    said = "tfdist run: worker 1 has ended with an exception: ValueError: a bad row, at "
-    assert sentence.startswith(said)
+    ours = [line for line in err if line.startswith("tfdist run: ")]
+    assert len([line for line in ours if "a bad row" in line.partition(": raise ")[0]]) == 1
+    (place,) = [line for line in ours if line.startswith("tfdist run: it was at ")]
+    assert place.endswith(f"in <module>: {fails}")
+
+
+def test_no_line_blames_the_victim(launch):
+    fails = 'raise ValueError("a bad row")'
+    _, _, err = launch(VICTIM_ENDS_FIRST.replace("FAIL", fails), "--workers", "2").finish()
+    assert err[-1].startswith("tfdist run: the tasks' last operations")
+    assert not [line for line in err if line.startswith("tfdist run: worker 0 failed")]
+    assert "tfdist run: worker 0 has ended: exit code 1; stopping worker 1" in err
+
+
+def test_a_restart_of_all_names_the_cause(launch):
+    fails = 'raise ValueError("a bad row")'
+    body = 'import os, sys\nif os.environ["TFDIST_RESTARTS"] == "1": sys.exit(0)\n'
+    body += VICTIM_ENDS_FIRST.replace("FAIL", fails)
+    code, _, err = launch(body, "--workers", "2", "--restarts", "1").finish()
+    assert code == 0, err
+    ours = [line for line in err if line.startswith("tfdist run: ")]
+    # No line on the dumps of the failure: the job has survived it.
+    assert len(ours) == 2 and ours[0].endswith("then starting all again (restarts left: 0)")
+    reason = "worker 1 failed first: ValueError: a bad row (exit code 1)"
+    assert ours[1].removeprefix("tfdist run: ") in (reason, reason.removesuffix(" (exit code 1)"))
 
 
 def task(name, code, at, told_at=None, restarts=0):
@@ -88,6 +88,7 @@ def task(name, code, at, told_at=None, restarts=0):
         exit=Exit(code, now - at),
         end=Exit(code, now - at),
         told_at=None if told_at is None else now - told_at,
+        closing=None,
     )
 
 
@@ -110,6 +111,17 @@ def test_a_failure_by_a_peer_is_not_the_cause(tmp_path):
         1,
         "ValueError: a bad row",
     )
+
+
+def test_of_two_that_wait_for_each_other_the_one_that_was_told_is_not_the_cause(tmp_path):
+    kind, reason = "InvalidArgumentError", "the ranks wait for each other in different collectives"
+    for name, ago, text in (
+        ("worker 1", 4, f"rank 1 of 2: ended by rank 0 (127.0.0.1:9): {reason}"),
+        ("worker 0", 3, f"rank 0 of 2: {reason}"),
+    ):
+        FailureNote(name, 0, time.time() - ago, kind, text, 1, True).write(tmp_path)
+    found = first(tmp_path, task("worker 1", 1, at=2), task("worker 0", 1, at=1))
+    assert found.task.spec.name == "worker 0"
 
 
 def test_a_killed_task_without_a_note_is_the_cause(tmp_path):

@@ -87,9 +87,12 @@ def test_training_tasks_fill_the_hosts_and_the_others_go_round():
 
 
 def test_more_training_tasks_than_slots():
-    message = "--workers: expected at most 3 training tasks, .* 2 hosts have 3 slots, received 4"
+    message = "--workers: expected at most 3 training tasks, since 2 hosts have 3 slots, received 4"
     with pytest.raises(ClusterConfigError, match=message):
         place(["worker"] * 4, [Host("a", 2), Host("b")])
+    one = "expected at most 1 training task, since 1 host has 1 slot, received 2"
+    with pytest.raises(ClusterConfigError, match=one):
+        place(["worker"] * 2, [Host("a")])
 
 
 # Two nodes, two cores each, two threads of each core, numbered as Linux numbers them.

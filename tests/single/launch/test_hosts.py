@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
 import threading
+import time
 from unittest import mock
 
 import pytest
 
+from single.launch.failing_scripts import VICTIM_ENDS_FIRST
 from single.launch.fake_ssh import make_fake_ssh
 from support.launching import Launcher, wait_until_gone, without_locks
 from support.patience import wait_until
@@ -27,6 +30,7 @@ from tfdist.launch.hosts.connection import (
 from tfdist.launch.hosts.host_list import Host
 from tfdist.launch.output import OutputStream
 from tfdist.launch.process import ProcessSpec
+from tfdist.observe.failures import FailureNote, note_of_exit
 
 TWO = "127.0.0.2:1,127.0.0.3:2"
 
@@ -106,12 +110,66 @@ def test_the_first_failure_ends_all_hosts_and_is_reported(launch, tmp_path):
     ).finish()
     assert code == 128 + signal.SIGSEGV
     assert out == ["[worker 2] no such data set"]
-    failed = "tfdist run: worker 2 on 127.0.0.3 failed"
-    assert err[0] == f"{failed}: killed by SIGSEGV; stopping worker 0, worker 1"
-    assert err[1].startswith(f"{failed} first: killed by SIGSEGV, after ")
+    failed = "tfdist run: worker 2 on 127.0.0.3"
+    assert err[0] == f"{failed} has ended: killed by SIGSEGV; stopping worker 0, worker 1"
+    assert err[1].startswith(f"{failed} failed first: killed by SIGSEGV, after ")
     assert err[-1] == "    no such data set"
     for pid in pids(tmp_path, 3):
         wait_until_gone(pid)
+
+
+def test_the_failure_of_another_host_is_the_cause_though_its_task_ends_last(launch):
+    body = VICTIM_ENDS_FIRST.replace("FAIL", 'raise ValueError("a bad row")')
+    code, _, err = launch(body, TWO).finish()
+    assert code == 1
+    (cause,) = [line for line in err if " failed first: " in line]
+    reason = "worker 1 on 127.0.0.3 failed first: ValueError: a bad row"
+    assert cause.startswith(f"tfdist run: {reason}"), err
+
+
+def test_a_job_that_has_ended_well_leaves_no_dumps_on_its_hosts(launch, tmp_path):
+    body = 'import os, sys\nif os.environ["TFDIST_RESTARTS"] == "1": sys.exit(0)\n'
+    body += VICTIM_ENDS_FIRST.replace("FAIL", 'raise ValueError("a bad row")')
+    code, _, err = launch(body, TWO, "--restarts", "1").finish()
+    assert code == 0, err
+    assert not [line for line in err if "debug explain" in line]
+    assert not list(tmp_path.glob("tfdist-debug-*"))
+    assert any("worker 1 on 127.0.0.3 failed first: ValueError: a bad row" in line for line in err)
+
+
+def test_the_note_of_a_host_whose_clock_differs(host_that_says):
+    host = host_that_says(HELLO)
+    host._processes[0] = process = RemoteProcess(host, 0, [])
+    note = FailureNote("worker 1", 0, 12.0, "ValueError", "a bad row", 1, False)
+    fields = {"note": dataclasses.asdict(note), "note_age": 60.0, "about_kill": ""}
+    closed = records.line("closed", task=0, code=1, **fields)
+    with mock.patch.object(os, "read", lambda *arguments: closed + b"\n"):
+        assert host.read_some()
+    assert process.closed.note == dataclasses.replace(note, at=process.closed.note.at)
+    assert abs(time.time() - 60 - process.closed.note.at) < 5
+
+
+@pytest.mark.parametrize("fields", [{"at": "noon"}, {"text": None}, {"more": 1}])
+def test_a_note_of_another_host_that_is_none(host_that_says, fields):
+    host = host_that_says(HELLO)
+    host._processes[0] = RemoteProcess(host, 0, [])
+    note = {**dataclasses.asdict(note_of_exit(1, "worker 1", 0)), **fields}
+    closed = records.line("closed", task=0, code=1, note=note, note_age=0.0, about_kill="")
+    with mock.patch.object(os, "read", lambda *arguments: closed + b"\n"):
+        assert not host.read_some()
+    assert "expected records of tfdist, received" in host.problem
+
+
+def test_the_memory_of_a_killed_task_is_that_of_its_host(launch):
+    script = """
+        if me == "worker 0": sys.exit(wait_for_ever())
+        held = bytearray(300_000_000)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    code, _, err = launch(script, "127.0.0.2,127.0.0.3").finish()
+    assert code == 137
+    (line,) = (line for line in err if "GB of memory at most" in line)
+    assert line.startswith("tfdist run: it had 0.3 GB of memory at most of ")
 
 
 @pytest.mark.long(covered_by="single/launch/test_launch_restarts.py, single/launch/test_launch.py")
@@ -195,7 +253,7 @@ def test_a_lost_host_is_the_first_failure_and_its_tasks_end(launch, tmp_path):
     code, _, err = job.finish()
     assert code == 255
     lost = "its host 127.0.0.3 was lost: the connection ended"
-    assert err[0].startswith("tfdist run: worker 1 on 127.0.0.3 failed: " + lost)
+    assert err[0].startswith("tfdist run: worker 1 on 127.0.0.3 has ended: " + lost)
     assert "stopping worker 0" in err[0]
     for pid in started:
         wait_until_gone(pid)
@@ -218,12 +276,12 @@ def test_a_host_without_an_agent_is_named(launch, host, message):
     assert err[-1] == f"tfdist run: error: host {host}: {message}"
 
 
-def test_an_unreachable_host_ends_the_agents_of_the_others_silently(launch):
+def test_the_error_of_an_unreachable_host_is_the_only_line(launch):
     code, _, err = launch("say(me)", f"127.0.0.9,{TWO}").finish()
     assert code == 1
-    assert [line for line in err if not line.startswith("tfdist run: error")] == [
-        "[127.0.0.9] ssh: connect to host 127.0.0.9 port 22: No route to host"
-    ]
+    (line,) = err
+    assert line.startswith("tfdist run: error: host 127.0.0.9: ")
+    assert line.count("No route to host") == 1
 
 
 @pytest.mark.parametrize("received", [b"", b'{"folder": "/t'])

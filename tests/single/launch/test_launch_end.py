@@ -32,7 +32,7 @@ def test_the_first_failure_stops_the_rest_and_is_reported_last(launch, tmp_path)
         *("--workers", "3", "--log-dir", str(tmp_path / "logs")),
     ).finish()
     assert code == 3
-    assert "tfdist run: worker 1 failed: exit code 3; stopping worker 0, worker 2" in err
+    assert "tfdist run: worker 1 has ended: exit code 3; stopping worker 0, worker 2" in err
     last = err.index("tfdist run: its last lines:")
     assert err[last - 2].startswith("tfdist run: worker 1 failed first: exit code 3, after ")
     assert err[last - 1] == f"tfdist run: its whole output: {tmp_path}/logs/worker-1.log"
@@ -216,6 +216,26 @@ def test_a_second_ctrl_c_kills(launch):
     code, _, err = launched.finish()
     assert code == 130
     assert "tfdist run: SIGINT: killing all tasks" in err
+
+
+def test_after_the_grace_ctrl_c_kills_and_names_the_tasks(launch):
+    launched = launch(
+        """
+        if me == "worker 1": signal.signal(signal.SIGINT, signal.SIG_IGN)
+        say("ready")
+        while True: wait_for_ever()
+        """,
+        *("--workers", "2", "--grace", "1"),
+    )
+    launched.read_lines(2)
+    launched.process.send_signal(signal.SIGINT)
+    code, _, err = launched.finish()
+    assert code == 130
+    ours = [line for line in err if line.startswith("tfdist run: ")]
+    assert ours[-2:] == [
+        "tfdist run: killing worker 1, which did not end within 1 s",
+        "tfdist run: stopped by SIGINT",
+    ]
 
 
 FAMILY = """

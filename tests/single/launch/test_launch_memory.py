@@ -37,7 +37,7 @@ def test_the_kernel_s_own_count(monkeypatch):
     monkeypatch.setattr(memory, "kills", lambda: 7)
     told = memory.about_kill(5_200_000_000, 24_000_000_000, 5)
     assert told.startswith(
-        "it had 5.2 GB of memory at most of 24.0 GB here; the kernel has killed 2 "
+        "it had 5.2 GB of memory at most of 24.0 GB on its host; the kernel has killed 2 "
     )
     assert "somebody has killed it" in memory.about_kill(0, None, 7)
     assert "somebody has killed it" in memory.about_kill(0, None, None)

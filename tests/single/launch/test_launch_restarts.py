@@ -139,7 +139,7 @@ def test_when_restarts_are_used_up_the_last_failure_counts(launch, tmp_path, ser
         "restarts left: 1)",
         "restarts left: 0)",
     ]
-    assert lines[2].startswith("worker 0 failed: exit code 5; no restarts left; stopping ")
+    assert lines[2].startswith("worker 0 has ended: exit code 5; no restarts left; stopping ")
     assert lines[3].startswith("worker 0 failed first: exit code 5, after ")
     assert err[-1] == "    try 3"
     assert starts(tmp_path)["worker 0"] == 3

@@ -22,7 +22,7 @@ from tfdist.errors import TfdistError
 from tfdist.observe.dumps import Dump
 from tfdist.observe.live.records import JobActivity, Queue, TaskActivity
 from tfdist.observe.live.table import describe
-from tfdist.observe.observer import Observer
+from tfdist.observe.observer import Access, Observer
 
 # Sets the title; C1's CSI; DEL; from right to left; two further ends of a line; half a pair.
 HOSTILE = "\x1b]0;owned\x07 \x9b31m \x7f \u202e \u2066 \u2028 \u2029 \ud800 \r\n\tfake: line"
@@ -202,7 +202,7 @@ SENT = HOSTILE.replace("\ud800", "")
 )
 def test_refusals_of_other_tasks(answer):
     with refusing(answer) as address:
-        client = Observer("tfdist tasks").client(None, address, "the task")
+        client = Observer("tfdist tasks").client(Access(), address, "the task")
         try:
             request = messages.TaskStatusRequest(1.0)
             with pytest.raises((TfdistError, UnreachableError)) as error:

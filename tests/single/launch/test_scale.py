@@ -398,11 +398,9 @@ def test_a_job_that_has_ended_is_refused(start):
     job = start(LEAVES, *("--workers", "1:2"))
     job.ready(0)
     assert job.finish() == (0, [])
-    assert job.scale(2) == (
-        2,
-        [],
-        [f"tfdist scale: error: {job.file}: no such file; has the job ended?"],
-    )
+    code, out, (err,) = job.scale(2)
+    assert (code, out) == (2, [])
+    assert err.startswith(f"tfdist scale: error: {job.file}: the job has ended: exit code 0, ")
 
 
 def test_a_launcher_that_was_killed_has_left_a_file(start):
@@ -411,7 +409,10 @@ def test_a_launcher_that_was_killed_has_left_a_file(start):
     pid = job.pid(0)
     job.launched.process.kill()
     wait_until_gone(pid)
-    assert job.scale(2) == (2, [], [f"tfdist scale: error: {job.file}: the job has ended"])
+    code, out, (err,) = job.scale(2)
+    assert (code, out) == (2, [])
+    told = f"tfdist scale: error: {job.file}: the job has ended: its launcher was killed; "
+    assert err.startswith(told)
 
 
 def test_the_next_launcher_removes_what_a_killed_one_has_left(start, monkeypatch, tmp_path):

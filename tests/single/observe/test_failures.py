@@ -76,15 +76,3 @@ def test_an_error_after_a_failed_collective_comes_from_a_peer(monkeypatch, state
     except ValueError as error:
         assert failures.is_by_peer(error) == by_peer
     assert failures.is_by_peer(RendezvousTimeoutError("rank 1 is missing"))
-
-
-def test_the_reason_of_a_graph_s_error():
-    text = """Graph execution error:
-
-Detected at node Cast defined at (most recent call last):
-  File "train.py", line 11, in <module>
-
-Cast string to float is not supported
-\t [[{{node Cast}}]] [Op:__inference_multi_step_on_iterator_544]"""
-    assert failures.reason_of(ValueError(text)) == "Cast string to float is not supported"
-    assert failures.reason_of(ValueError()) == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -28,7 +27,9 @@ def messages(phases) -> int:
 
 def test_the_published_example():
     estimate = costs.all_reduce(VGG, 4, target=0.9)
-    assert estimate.method == traffic.RING and estimate.chosen and not estimate.overlapped
+    assert (
+        estimate.method == traffic.HALVING_DOUBLING and estimate.chosen and not estimate.overlapped
+    )
     # 2 x 3/4 x 553.44 MB at 125 MB/s.
     assert estimate.communication == pytest.approx(6.64128, rel=1e-12)
     assert estimate.step == pytest.approx(7.19128, rel=1e-12)
@@ -111,16 +112,27 @@ def test_an_unknown_algorithm_is_named():
 
 
 def test_selection_is_that_of_the_core():
-    assert traffic.selected(4, 32 * 1024) == traffic.RECURSIVE_DOUBLING
-    assert traffic.selected(4, 32 * 1024 + 1) == traffic.RING
-    assert traffic.selected(4, 1 << 20, per_host=2) == traffic.TWO_LEVEL
-    assert traffic.selected(4, 1 << 20, per_host=4) == traffic.RING
+    KB, MB = 1 << 10, 1 << 20
+    assert traffic.selected(3, 32 * KB) == traffic.RECURSIVE_DOUBLING
+    assert traffic.selected(3, 32 * KB + 1) == traffic.RING
+    for workers in (4, 8):
+        assert traffic.selected(workers, 32 * KB + 1) == traffic.HALVING_DOUBLING
+        assert traffic.selected(workers, 8 * MB) == traffic.HALVING_DOUBLING
+        assert traffic.selected(workers, 8 * MB + 1) == traffic.RING
+    assert traffic.selected(15, MB) == traffic.RING
+    assert traffic.selected(16, MB) == traffic.DOUBLE_TREE
+    assert traffic.selected(16, MB + 1) == traffic.RING
+    assert traffic.selected(4, MB, per_host=2) == traffic.TWO_LEVEL
+    assert traffic.selected(4, MB, per_host=4) == traffic.HALVING_DOUBLING
     source = (ROOT / "ops/core/collectives/selector.cc").read_text()
-    assert re.search(r"kRecursiveDoublingBytes = 32 \* 1024;", source)
+    assert "kRecursiveDoublingBytes = 32 * 1024;" in source
+    assert "kHalvingDoublingBytes = 8 * 1024 * 1024;" in source
+    assert "kDoubleTreeBytes = 1024 * 1024;" in source
+    assert "kDoubleTreeRanks = 16;" in source
     assert traffic.BUCKET_BYTES == DEFAULT_BYTES_PER_PACK
     # A model of fewer bytes travels in one bucket, which may be a small one.
     assert costs.algorithm_of(PlannedTraining(8192, 1, Links(1)), 4) == traffic.RECURSIVE_DOUBLING
-    assert costs.algorithm_of(PlannedTraining(8193, 1, Links(1)), 4) == traffic.RING
+    assert costs.algorithm_of(PlannedTraining(8193, 1, Links(1)), 3) == traffic.RING
 
 
 def test_needed_bandwidth_inverts_the_step_time():

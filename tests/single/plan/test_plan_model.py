@@ -77,12 +77,16 @@ def test_fit(tmp_path):
 
 
 def test_custom_loop_that_ends_by_itself(tmp_path):
-    finished = plan(tmp_path, LOOP, "--model-steps", "100")
+    finished = plan(tmp_path, LOOP, "--model-steps", "100", "--memory", "16GB")
     assert finished.returncode == 0, finished.stderr[-3000:]
     # Without three steps of warm-up.
     assert "measured: median of 5 steps of the script alone" in finished.stdout
     assert "dense parameters: 27, " in finished.stdout
     assert "ended by itself" in finished.stderr
+    # Adam has two slots of each parameter, and three scalars less than 20 bytes.
+    assert re.search(r"without sharding +108 bytes +2\d\d bytes +108 bytes", finished.stdout)
+    assert re.search(r"Sharding\(stage=3\) +135 bytes", finished.stdout)
+    assert "Memory: in 16.00 GB a worker fits without sharding." in finished.stdout
 
 
 SAVING = """

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ import numpy as np
 
 from support.elastic.elastic_training import SIGNALS, Fit, Go, Result, SelfFault, train, train_alone
 from support.processes.ranks import RankGroup, start_ranks
+from support.tiers import ENCRYPTED
 
 WORKERS = 4
 # Seconds for the recovery from a fault: detection, a new generation, and the start of a new
@@ -430,12 +432,23 @@ class Course:
         return {slot: outcome.result for slot, outcome in zip(members, outcomes, strict=True)}
 
 
+def _encryption() -> dict[str, str]:
+    """Variables of tasks that encrypt all connections, of which none is shared memory."""
+    secret = secrets.token_hex(16)
+    return {"TFDIST_TLS": "secret", "TFDIST_SECRET": secret, "TFDIST_PEER_MEMORY": "0"}
+
+
 @contextlib.contextmanager
 def running(
-    fit: Fit, folder: Path | None, workers: int = WORKERS, limits: str = ""
+    fit: Fit,
+    folder: Path | None,
+    workers: int = WORKERS,
+    limits: str = "",
+    encrypts: bool = ENCRYPTED,
 ) -> Iterator[Course]:
     """Starts the workers of a `fit`."""
     env = {"TFDIST_ELASTIC": limits or f"1:{workers}", "TFDIST_RENDEZVOUS_TIMEOUT": "60"}
+    env |= _encryption() if encrypts else {}
     roles = ["worker"] * workers + ["ps"] * fit.servers
     with start_ranks(
         train, len(roles), args=(fit,), env=env, tmp_path=folder, roles=roles
@@ -449,6 +462,7 @@ def suffer(
     folder: Path,
     workers: int = WORKERS,
     limits: str = "",
+    encrypts: bool = ENCRYPTED,
 ) -> tuple[Course, dict[int, Result]]:
     """Runs a `fit` under a script of faults, whose first faults come at its beginning.
 
@@ -458,11 +472,12 @@ def suffer(
       folder: for the workers' files.
       workers: how many processes there are.
       limits: `TFDIST_ELASTIC`; by default any number of workers, which all form the job.
+      encrypts: whether all connections are within TLS, each process with a certificate of its own.
 
     Returns:
       The course, and the results of the workers that are left, by slot.
     """
-    with running(fit, folder, workers, limits) as course:
+    with running(fit, folder, workers, limits, encrypts) as course:
         course.begin(script[0])
         for faults in script[1:]:
             course.permit(faults)

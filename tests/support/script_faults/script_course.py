@@ -30,7 +30,7 @@ NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py"))
 PACKAGE = str(Path(tfdist.__file__).parents[1])
 # Seconds for a script whose workers are killed and started again.
 DEADLINE = float(os.environ.get("SCRIPT_DEADLINE", "240"))
-_FAILURE = re.compile(r"tfdist run: worker (\d+) failed: ([^;]*)")
+_FAILURE = re.compile(r"tfdist run: worker (\d+) (?:failed|has ended): ([^;]*)")
 _TOO_LATE = re.compile(r"tfdist run: worker (\d+) came too late")
 _LEFT = re.compile(r"tfdist run: worker (\d+) has left")
 _ALL_LOST = "a newcomer: no member of the job has answered"

@@ -82,6 +82,7 @@ def train_like_dense(
     rows: int = 96,
     batch: int = 16,
     first: float = FIRST,
+    placement: str | None = None,
     **compiled: Any,
 ) -> Any:
     """Trains with and without a remote embedding; asserts that both end with the same weights.
@@ -95,6 +96,7 @@ def train_like_dense(
       rows: the number of examples.
       batch: the global batch size.
       first: the initial value of all rows.
+      placement: of the table.
       **compiled: further arguments of `compile`.
 
     Returns:
@@ -102,7 +104,7 @@ def train_like_dense(
     """
     plain = model_with(dense_embedding(library, first), optimizer(), library)
     with strategy.scope():
-        embedding = remote_embedding(of_rows, library, first)
+        embedding = remote_embedding(of_rows, library, first, placement=placement)
         model = model_with(embedding, optimizer(), library, **compiled)
     data = dataset(rows, batch)
     expected = plain.fit(data, epochs=2, verbose=0).history["loss"]

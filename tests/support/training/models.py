@@ -92,6 +92,7 @@ def train_like_one_process(
     fit: Callable[[Any], Any],
     tolerance: float = EXACT,
     library: Any = keras,
+    **options: Any,
 ) -> Any:
     """Trains on all ranks and, before that, on rank 0 alone; asserts that both give the same.
 
@@ -104,6 +105,7 @@ def train_like_one_process(
       fit: trains it and returns its History, with datasets and batch sizes of all workers together.
       tolerance: the largest difference allowed in any weight, slot or history entry.
       library: `keras` or `tf_keras`.
+      **options: of the strategy.
 
     Returns:
       The trained model.
@@ -113,7 +115,7 @@ def train_like_one_process(
         library.utils.set_random_seed(0)
         alone = build()
         history_alone = fit(alone).history
-    strategy = tfdist.MultiWorkerMirroredStrategy()
+    strategy = tfdist.MultiWorkerMirroredStrategy(**options)
     assert strategy.num_replicas_in_sync == ctx.size
     library.utils.set_random_seed(ctx.rank)
     with strategy.scope():

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tfdist.config.tls import Tls
 from tfdist.control import callers, interfaces
 from tfdist.control.client import (
     ANSWER_MARGIN,
@@ -98,10 +99,18 @@ class Probes:
       caller: this process's task, in messages.
       secret: the shared secret or None.
       answer_timeout: seconds in which a process has to answer a probe, at least 1.
+      tls: the origin of this task's certificate, or None.
     """
 
-    def __init__(self, caller: Caller, secret: bytes | None, answer_timeout: float) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        secret: bytes | None,
+        answer_timeout: float,
+        tls: Tls | None = None,
+    ) -> None:
         self._caller = caller
+        self._tls = tls
         self._fingerprint = callers.fingerprint(caller.training_addresses)
         self._secret = secret
         self._probe_wait = max(0.0, answer_timeout - ANSWER_MARGIN)
@@ -183,7 +192,8 @@ class Probes:
     def probe_stranger(self, address: str) -> ProbeAnswer | None:
         """Asks at an address that an unknown caller has named, and tells nothing there."""
         request = proofs.prove(messages.ElasticProbeRequest("", "", "", self._probe_wait), "")
-        client = ControlClient(self._caller, self._secret, address, f"a newcomer at {address}")
+        name = f"a newcomer at {address}"
+        client = ControlClient(self._caller, self._secret, address, name, self._tls)
         with contextlib.closing(client):
             try:
                 fields = client.call(
@@ -311,7 +321,7 @@ class Probes:
         if is_closed:
             raise UnreachableError("this process has left the job")
         # Without the lock: gRPC has locks of its own, and others ask here who is silent.
-        made = ControlClient(self._caller, self._secret, address, name)
+        made = ControlClient(self._caller, self._secret, address, name, self._tls)
         with self._lock:
             if not self._closed:
                 client = self._clients.setdefault(address, made)

@@ -12,6 +12,7 @@ from tfdist._types import KerasOptimizer, KerasVariable
 from tfdist.internals.keras_3 import BaseOptimizer, TFOptimizer, Variable
 from tfdist.keras.hooks.table_gradients import table_of
 from tfdist.keras.registry import hooks
+from tfdist.keras.strategies import shards_of
 from tfdist.keras.workers import replica_with_peers
 
 _thread = threading.local()
@@ -59,7 +60,9 @@ def _clips_sums(optimizer: BaseOptimizer) -> bool:
     if not clips(optimizer):
         return False
     replica = replica_with_peers()
-    return replica is not None and replica.strategy.extended.clip == "sum"
+    if replica is None or shards_of(replica.strategy.extended) is not None:
+        return False  # sharded_optimizers clips parts
+    return replica.strategy.extended.clip == "sum"
 
 
 def _summed(optimizer: TFOptimizer, grads: list, variables: list) -> list:

@@ -5,6 +5,7 @@ See `tfdist.ps.variable_scopes`. TensorFlow learns neither from Keras 3.
 
 from __future__ import annotations
 
+from keras import initializers
 from keras.metrics import Metric
 from keras.optimizers import LossScaleOptimizer
 from keras.random import SeedGenerator
@@ -12,6 +13,8 @@ from keras.random import SeedGenerator
 from tfdist.internals.keras_3 import BaseOptimizer, Variable
 from tfdist.keras.registry import hooks
 from tfdist.ps.variable_scopes import Role, current_role, made_as, named
+
+_CONSTANT = (initializers.Constant, initializers.Ones, initializers.Zeros)
 
 
 @hooks(Variable, "__init__")
@@ -40,10 +43,15 @@ def keep_loss_scale(original, self, *args, **kwargs):
 
 
 @hooks(BaseOptimizer, "add_variable_from_reference")
-def keep_accumulators(original, self, reference_variable, name=None, *args, **kwargs):
-    """Accumulated gradients are each worker's own."""
-    with made_as(Role.UNSHARED if name == "gradient_accumulator" else current_role()):
-        return original(self, reference_variable, name, *args, **kwargs)
+def tell_role_of_slot(original, self, reference_variable, name=None, initializer="zeros"):
+    """Accumulated gradients are each worker's own; a constant initial value needs no broadcast."""
+    role = current_role()
+    if name == "gradient_accumulator" and role is not Role.PART:
+        role = Role.UNSHARED
+    elif role is None and isinstance(initializers.get(initializer), _CONSTANT):
+        role = Role.CONSTANT
+    with made_as(role):
+        return original(self, reference_variable, name, initializer)
 
 
 @hooks(SeedGenerator, "__init__")

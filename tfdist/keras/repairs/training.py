@@ -15,6 +15,7 @@ from tfdist.internals.keras_3 import (
 )
 from tfdist.internals.keras_3_trainer import TensorFlowTrainer, Trainer
 from tfdist.internals.tensorflow import NoneTensorSpec, PerReplicaSpec
+from tfdist.keras.deferred_models import is_deferred
 from tfdist.keras.registry import repairs
 from tfdist.keras.repairs.scopes import adopt_metrics, are_built
 from tfdist.keras.variables_of_others import refuse_variables_of_others
@@ -54,6 +55,8 @@ def build_from_local_batch(original, self, iterator=None, data_batch=None):
         if not has_optimizer and self.optimizer.built:
             refuse_variables_of_others(self)
             raise  # within its `build`, which marks it as built before it is
+        if any(map(is_deferred, self.variables)):
+            raise  # while they got their values, of which the workers have others
         # The first step makes metrics and the rest. It has more than shapes: the replica, and
         # ragged or sparse tensors. It also reports errors in the data. A step of one's own
         # may not call the model at all, as a GAN's.
@@ -165,8 +168,8 @@ def log_metrics_of_all_replicas(original, self):
 def open_arrays_once_an_epoch(original, self):
     """`fit` opens its data a second time at the end of each epoch, and drops what it has opened.
 
-    That costs as much as the beginning of an epoch. Only arrays are opened once: the order of a
-    `tf.data.Dataset` may depend on how often it was opened.
+    That costs as much as the beginning of an epoch. Arrays are opened once; the order of a
+    `tf.data.Dataset` depends on how often it was opened, which `Keras3Positions.opened` counts.
     """
     is_at_end = self.steps_per_epoch is None and 0 < (self._num_batches or 0) <= self._steps_seen
     if is_at_end and isinstance(self.data_adapter, ArrayDataAdapter):

@@ -12,6 +12,7 @@
 | `elastic_calls.py` | which calls a process of an elastic job makes, and which it leaves out |
 | `positions.py`, `positions_of_keras_3.py`, `positions_of_tf_keras.py` | where a `fit` stands |
 | `data_tasks.py`, `server_data.py`, `epoch_lengths.py` | participants: data |
+| `fit_estimate.py` | the trained share of a `fit`, and the time that is left |
 | `epoch_metrics.py`, `progress.py`, `trainjob_progress.py` | participants: logs |
 | `elastic.py`, `local_rounds.py`, `preemption.py` | participants: steps of all workers |
 

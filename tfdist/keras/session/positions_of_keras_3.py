@@ -25,6 +25,8 @@ class Keras3Positions(Positions):
         super().__init__(session)
         self._step = contextlib.ExitStack()
         """The event of the step that is made."""
+        self._is_opened = False
+        """Whether the data was opened for this epoch."""
 
     def begin_call(self) -> None:
         """Another `fit` of the model is not to begin at the epoch at which this one continues."""
@@ -65,7 +67,13 @@ class Keras3Positions(Positions):
         Args:
           dataset: the dataset that Keras would open; see `open_arrays_once_an_epoch`.
         """
-        return self._openings if dataset is self.dataset else dataset
+        if dataset is not self.dataset:
+            return dataset
+        # Keras opens it after the last step, and will open it again for the next epoch.
+        is_dropped = self._is_opened and self.session.data.steps_per_epoch is None
+        self._is_opened = True
+        assert self._openings is not None  # since the data is known
+        return () if is_dropped and self._openings.pass_over() else self._openings
 
     def steps(self, of_keras: Iterator) -> Iterator:
         """The steps of an epoch, from the first step that is to be made.
@@ -75,6 +83,7 @@ class Keras3Positions(Positions):
         """
         session = self.session
         start = self._begin_steps()
+        self._is_opened = False
         size = session.data.steps_per_execution
         first = session.batch
         # The batches of earlier epochs that came from the same opening.

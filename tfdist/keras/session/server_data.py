@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -50,10 +51,17 @@ class ServerData(Participant[Session]):
         session.keras.count_own_batches(data, extended)
 
 
+# Models that a warning is about already: a script may call fit for each epoch.
+_told: weakref.WeakSet[KerasModel] = weakref.WeakSet()
+
+
 def _warn_of_training_alone(model: KerasModel) -> None:
     worker = process.current.ps_worker
     if worker is None or worker.cluster.is_local or not process.current.has_server_variables:
         return
+    if model in _told:
+        return
+    _told.add(model)
     _log.warning(
         "%s: fit trains model %r by itself: it was neither made nor compiled in the scope of "
         "ParameterServerStrategy, so its variables are not on the servers",

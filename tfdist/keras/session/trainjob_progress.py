@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 
 from tfdist._types import Logs
 from tfdist.config.trainjob import StatusServer
+from tfdist.keras.session.fit_estimate import FitEstimate
 from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.session import FitSession, Session, is_in_fit_of
 from tfdist.keras.workers import is_ours, rank_of
@@ -22,17 +22,13 @@ def reporter() -> Reporter | None:
 
 
 class TrainJobProgress(Participant[FitSession]):
-    """Reports the progress of the outermost `fit`, from rank 0.
-
-    The share that is done counts epochs from 0, so that a job that continues from a backup does not
-    begin again. Before the first epoch has ended, the number of its steps may not be known.
-    """
+    """Reports the progress of the outermost `fit`, from rank 0."""
 
     def __init__(self, session: FitSession, reporter: Reporter) -> None:
         super().__init__(session)
         self._reporter = reporter
         self._metrics: dict[str, float] = {}
-        self._began: tuple[float, float] | None = None
+        self._estimate = FitEstimate(session)
 
     @classmethod
     def of(cls, session: Session) -> TrainJobProgress | None:
@@ -44,16 +40,15 @@ class TrainJobProgress(Participant[FitSession]):
 
     def begin_epoch(self) -> None:
         """Notes where and when the training begins, from which the remaining time follows."""
-        if self._began is None:
-            self._began = time.monotonic(), self._done()
-            self._report(self._done())
+        if self._estimate.begin():
+            self._report(self._estimate.done)
 
     def after_step(self, logs: Logs | None) -> None:
         """Reports the metrics of a step, if the reporter would post them at once."""
         # Reading a value may wait for the device.
         if self._leads() and self._reporter.is_due():
             self._metrics |= _numbers(logs)
-            self._report(self._done())
+            self._report(self._estimate.done)
 
     def results(self, logs: Logs, make: Callable[[Logs], Logs], *, of_validation: bool) -> Logs:
         """Notes the metrics of an epoch, or of its validation."""
@@ -63,7 +58,7 @@ class TrainJobProgress(Participant[FitSession]):
 
     def end_epoch(self) -> None:
         """Reports the metrics of an epoch."""
-        self._report(self._done())
+        self._report(self._estimate.done)
 
     def end_fit(self) -> None:
         """Reports the end, which may come before the last epoch."""
@@ -81,22 +76,9 @@ class TrainJobProgress(Participant[FitSession]):
             "currentEpoch": min(self.session.epoch + 1, epochs),
             "totalEpochs": epochs,
         }
-        self._reporter.report(Status(done, self._remaining(done), self._metrics | counters))
-
-    def _done(self) -> float:
-        """Returns the trained share of the training."""
-        fit = self.session
-        steps = None if fit.data is None else fit.keras.known_batches(fit.data)
-        in_epoch = min(fit.batch / steps, 1.0) if steps else 0.0
-        return min((fit.epoch + in_epoch) / max(fit.arguments["epochs"], 1), 1.0)
-
-    def _remaining(self, done: float) -> float | None:
-        if done >= 1.0:
-            return 0.0
-        if self._began is None or done <= self._began[1]:
-            return None
-        since, before = self._began
-        return (time.monotonic() - since) * (1.0 - done) / (done - before)
+        self._reporter.report(
+            Status(done, self._estimate.remaining(done), self._metrics | counters)
+        )
 
 
 def _numbers(logs: Logs | None, prefix: str = "") -> dict[str, float]:

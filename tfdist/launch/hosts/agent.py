@@ -19,16 +19,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tfdist._version import __version__
 from tfdist.config.host_environment import login_environment
+from tfdist.launch import memory
 from tfdist.launch.binding import usable_cpus
-from tfdist.launch.debug_directory import debug_directory
+from tfdist.launch.debug_directory import DebugDirectory, debug_directory
 from tfdist.launch.guarded import Guard, guarded
 from tfdist.launch.hosts import records
 from tfdist.launch.output import OutputStream, TaskOutput
 from tfdist.launch.ports import free_ports
 from tfdist.launch.process import LocalProcess, ProcessSpec
+from tfdist.observe import failures
+from tfdist.observe.failures import FailureNote
 
 _READ_SIZE = 64 * 1024
 
@@ -67,6 +71,7 @@ class Agent:
       out: the stream to the launcher.
       guard: ends the tasks if this process is killed.
       directories: makes directories that end with the agent, for variables that name one.
+      succeeded: called if the job has ended well.
     """
 
     def __init__(
@@ -75,15 +80,20 @@ class Agent:
         out: OutputStream,
         guard: Guard,
         directories: Callable[[str], str],
+        succeeded: Callable[[], None] = lambda: None,
     ) -> None:
         self._source = source
         self._out = out
         self._guard = guard
         self._directories = directories
+        self._succeeded = succeeded
         self._reader = records.RecordStream()
         self._processes: dict[int, LocalProcess] = {}
         self._reading: list[TaskOutput] = []
         self._told: set[int] = set()
+        self._names: dict[int, str] = {}
+        self._began = time.time()
+        self._kills_before = memory.kills()
         self._command: list[str] = []
         self._environment: dict[str, str] = {}
         self._heard = time.monotonic()
@@ -174,6 +184,7 @@ class Agent:
             return
         self._told.discard(task)
         self._processes[task] = process
+        self._names[task] = record["name"]
         self._reading.extend(process.outputs)
         self._out.line(records.line("started", task=task))
 
@@ -189,11 +200,28 @@ class Agent:
         if record["task"] in self._processes:
             self._processes[record["task"]].resize(record["rows"], record["columns"])
 
+    def _do_succeeded(self, record: records.Record) -> None:
+        self._succeeded()
+
     def _do_close(self, record: records.Record) -> None:
         task = record["task"]
         process = self._processes.pop(task)
         self._reading = [output for output in self._reading if output not in process.outputs]
-        self._out.line(records.line("closed", task=task, code=process.close().code))
+        end = process.close()
+        about_kill = ""
+        if end.code == -signal.SIGKILL:
+            about_kill = memory.about_kill(end.peak, memory.limit(), self._kills_before)
+        note = self._note(self._names[task])
+        # The clocks of two hosts differ: the age of a note is the same on both.
+        age = 0.0 if note is None else time.time() - note.at
+        fields = None if note is None else dataclasses.asdict(note)
+        told = {"code": end.code, "about_kill": about_kill, "note": fields, "note_age": age}
+        self._out.line(records.line("closed", task=task, **told))
+
+    def _note(self, task: str) -> FailureNote | None:
+        """Returns a task's own note of its failure, whose file the launcher cannot read."""
+        folder = self._environment.get("TFDIST_DEBUG_DIR")
+        return failures.read(Path(folder), task, self._began) if folder else None
 
     def _tell_ends(self) -> None:
         for task, process in self._processes.items():
@@ -214,14 +242,20 @@ def main() -> int:
         os.set_blocking(descriptor, False)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     with contextlib.ExitStack() as stack:
+        dumped: list[DebugDirectory] = []
 
         def directory(variable: str) -> str:
             if variable == "TFDIST_DEBUG_DIR":
                 folder = debug_directory("tfdist agent", socket.gethostname())
-                return str(stack.enter_context(folder))
+                dumped.append(stack.enter_context(folder))
+                return str(dumped[-1].path)
             return stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-data-"))
 
-        agent = Agent(source, stream, stack.enter_context(guarded()), directory)
+        def forget() -> None:
+            for folder in dumped:
+                folder.is_needed = False
+
+        agent = Agent(source, stream, stack.enter_context(guarded()), directory, forget)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, lambda number, frame: agent.stop())

@@ -31,8 +31,9 @@ from tfdist.config.own_program import WITHOUT_CURRENT_DIRECTORY
 from tfdist.launch.binding import Cpu
 from tfdist.launch.hosts import records
 from tfdist.launch.hosts.host_list import Host
-from tfdist.launch.output import OutputStream, Sink, TaskLines, TaskOutput
+from tfdist.launch.output import HeldLines, OutputStream, Sink, TaskLines, TaskOutput
 from tfdist.launch.process import Exit, ProcessSpec
+from tfdist.observe import failures
 
 # Reads where it is and what modules it has from the first line, then hands over to the agent. It
 # is one line of one kind of quotes, since any user's shell may read it. A launcher that cannot
@@ -58,6 +59,7 @@ _CONNECT_TIMEOUT = 60.0
 _ANSWER_TIMEOUT = 30.0
 _CLOSE_TIMEOUT = 30.0
 _END_TIMEOUT = 10.0
+_LAST_WRITE_TIMEOUT = 2.0
 _LOST_CODE = 255
 # Errors where a record is used that no agent sends.
 _UNUSABLE = (records.RecordError, ArithmeticError, LookupError, TypeError, ValueError)
@@ -136,9 +138,10 @@ class HostConnection:
         assert self._ssh.stdin and self._ssh.stdout and self._ssh.stderr
         self.source = self._ssh.stdout.fileno()
         self.out = OutputStream(self._ssh.stdin.fileno())
+        self._held = HeldLines(stream)
         self.words = TaskOutput(
             os.dup(self._ssh.stderr.fileno()),
-            TaskLines(host.name, 0, stream, self.tail, None, live=False),
+            TaskLines(host.name, 0, self._held, self.tail, None, live=False),
         )
         self._ssh.stderr.close()
         self.out.line(json.dumps({"folder": os.getcwd(), "path": python_path()}).encode())
@@ -267,6 +270,7 @@ class HostConnection:
                 terminal=spec.terminal,
                 cpus=None if spec.cpus is None else list(spec.cpus),
                 gpus=None if spec.gpus is None else list(spec.gpus),
+                name=spec.name,
                 streams=len(sinks),
             )
             if answer["record"] == "failed":
@@ -314,18 +318,18 @@ class HostConnection:
             directories=list(directories),
         )
 
-    def close_process(self, task: int) -> int | None:
+    def close_process(self, task: int) -> Exit | None:
         """Ends the processes of a task and takes its last output.
 
         Returns:
-          Its exit code; None if the host is lost.
+          Its end, with all that its host knows; None if the host is lost.
         """
         process = self._processes[task]
         self.send("close", task=task)
         late = f"task {task} did not end"
-        self.pump(lambda: process.closed_code is not None, _CLOSE_TIMEOUT, late)
+        self.pump(lambda: process.closed is not None, _CLOSE_TIMEOUT, late)
         self._processes.pop(task, None)
-        return process.closed_code
+        return process.closed
 
     def lose(self, why: str) -> None:
         """Gives up the host: its tasks count as ended. The agent kills them when it notices."""
@@ -341,6 +345,8 @@ class HostConnection:
             why = "the connection ended" if was_ready else "its agent did not start"
             why += "" if code is None else f" (exit code {code})"
             why += f": {' / '.join(self.tail)}" if self.tail else ""
+            self._held.drop(len(self.tail))
+        self._held.release()
         self._problem = why
         self._kill()
         at = time.monotonic()
@@ -359,11 +365,21 @@ class HostConnection:
 
     def hang_up(self) -> None:
         """Lets the agent end, which kills what is left of its tasks. Then call `close`."""
+        if self._state is _State.READY:
+            self._write_rest()
         self._state = _State.LOST
         self._problem = self._problem or "the connection was closed"
         assert self._ssh.stdin is not None
         # Nothing is in its buffer.
         self._ssh.stdin.close()
+
+    def _write_rest(self) -> None:
+        """Writes what is queued, unless the agent does not read it for some time."""
+        deadline = time.monotonic() + _LAST_WRITE_TIMEOUT
+        writable = select.poll()
+        writable.register(self.out.descriptor, select.POLLOUT)
+        while self.out.pending and writable.poll(1000 * max(0.0, deadline - time.monotonic())):
+            self.out.flush_some()
 
     def close(self) -> None:
         """Waits for the end of the agent and of ssh, and takes their last words."""
@@ -371,6 +387,7 @@ class HostConnection:
             self._ssh.wait(_END_TIMEOUT)
         self._kill()
         self.words.drain()
+        self._held.release()
         assert self._ssh.stdout is not None
         self._ssh.stdout.close()
 
@@ -391,6 +408,7 @@ class HostConnection:
                 return
             self.cpus = [Cpu(*numbers) for numbers in record["cpus"]]
             self._state = _State.READY
+            self._held.release()
         elif kind == "output":
             process = self._processes.get(record["task"])
             if process is not None:
@@ -398,9 +416,17 @@ class HostConnection:
         elif kind == "exit":
             self._processes[record["task"]].ended(Exit(int(record["code"]), time.monotonic()))
         elif kind == "closed":
-            self._processes[record["task"]].closed_code = int(record["code"])
+            self._processes[record["task"]].closed = _closed(record)
         else:
             self._answers.append(record)
+
+
+def _closed(record: records.Record) -> Exit:
+    note = None if record["note"] is None else failures.from_fields(record["note"])
+    if note is not None:
+        note = dataclasses.replace(note, at=time.time() - float(record["note_age"]))
+    about_kill = str(record["about_kill"])
+    return Exit(int(record["code"]), time.monotonic(), note=note, about_kill=about_kill)
 
 
 class RemoteProcess:
@@ -412,14 +438,14 @@ class RemoteProcess:
       sinks: receive its stdout and its stderr; a single one receives both.
 
     Attributes:
-      closed_code: its exit code once the agent has closed it; None before.
+      closed: its end, with all that its host knows, once the agent has closed it.
     """
 
     def __init__(self, connection: HostConnection, task: int, sinks: Sequence[Sink]) -> None:
         self._connection = connection
         self._task = task
         self.sinks = sinks
-        self.closed_code: int | None = None
+        self.closed: Exit | None = None
         self._exit: Exit | None = None
         # Its output arrives by the connection.
         self.outputs: Sequence[TaskOutput] = ()
@@ -452,11 +478,11 @@ class RemoteProcess:
 
     def close(self) -> Exit:
         """Kills it and its children, takes its last output. Call it once."""
-        code = self._connection.close_process(self._task)
+        closed = self._connection.close_process(self._task)
         for sink in self.sinks:
             sink.end()
-        if code is not None:
-            return self._exit or Exit(code, time.monotonic())
+        if closed is not None:
+            return closed
         if self._exit is None:
             problem = f"its host {self._connection.host.name} was lost: {self._connection.problem}"
             self._exit = Exit(_LOST_CODE, time.monotonic(), problem)

@@ -122,8 +122,9 @@ def place(roles: Sequence[str], hosts: Sequence[Host]) -> list[Host]:
     training = sum(role in ("chief", "worker") for role in roles)
     if training > len(slots):
         raise ClusterConfigError(
-            f"--workers: expected at most {len(slots)} training tasks, since the "
-            f"{len(hosts)} hosts have {len(slots)} slots, received {training}"
+            f"--workers: expected at most {_counted(len(slots), 'training task')}, since "
+            f"{_counted(len(hosts), 'host')} {'has' if len(hosts) == 1 else 'have'} "
+            f"{_counted(len(slots), 'slot')}, received {training}"
         )
     used = slots[:training]
     counts = {"ps": 0, "data_worker": 0}
@@ -137,6 +138,10 @@ def place(roles: Sequence[str], hosts: Sequence[Host]) -> list[Host]:
         else:
             placed.append(used[-1] if role == "evaluator" else used[0])
     return placed
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _host(word: str, source: str) -> Host:

@@ -108,6 +108,11 @@ class HostPool:
             command = self._command
             site.connection.settle(command.arguments, command.passed, command.directories)
 
+    def note_success(self) -> None:
+        """Tells the hosts that the job has ended well: their dumps are not kept."""
+        for connection in self.connections:
+            connection.send("succeeded")
+
     def site(self, task: int) -> Site:
         """Returns the site of a task."""
         return self._placed[task]

@@ -6,7 +6,9 @@
     start     a task's process                       started | failed
     signal, notify, resize                           output   bytes of one stream, base64
                                                      exit     as soon as it has ended
-    close     kill what is left of it                closed   after its last output
+    close     kill what is left of it                closed   after its last output, with its own
+                                                              note of its failure
+    succeeded the job has: its dumps are not kept
     beat      every few seconds
 
 An agent that hears nothing for `SILENCE` seconds takes the launcher for gone.

@@ -160,6 +160,7 @@ class ElasticPolicy:
       max_restarts: the number of restarts after failures, of all slots and servers together.
       backoff: the time until a restart.
       servers: the number of parameter servers.
+      final_codes: the exit codes of a worker that fail the job at once.
 
     Attributes:
       slots_of_failing_host: called with the slot, start and end of a failed worker; returns the
@@ -172,12 +173,14 @@ class ElasticPolicy:
         max_restarts: int = 10,
         backoff: Backoff | None = None,
         servers: int = 0,
+        final_codes: Collection[int] = (),
     ) -> None:
         self.workers = workers
         self.restarts_left = max_restarts
         self.slots_of_failing_host: Callable[[int, float, float], Collection[int] | None]
         self.slots_of_failing_host = lambda slot, started, ended: None
         self._backoff = backoff or Backoff()
+        self._final_codes = final_codes
         self._servers = range(workers.maximum, workers.maximum + servers)
         self._slots = [_Slot() for _ in range(workers.maximum)]
 
@@ -254,6 +257,9 @@ class ElasticPolicy:
         # A signal to the launcher may have reached the workers, too; it decides what follows.
         if is_interrupted:
             return EndDecision(Verdict.NOTHING)
+        if end.code in self._final_codes:
+            self._slots[end.index].state = SlotState.OUT
+            return EndDecision(Verdict.FAIL, reason="another start would fail too")
         there = self.slots_of_failing_host(end.index, end.started_at, end.at)
         wait = None if there is None else self.move(end.index, there)
         if wait is not None:

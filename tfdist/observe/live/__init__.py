@@ -7,6 +7,8 @@
 | `targets.py` | where the tasks of a job are, and the token for them |
 | `table.py`, `top.py` | the terminal |
 | `dashboard.py`, `page/` | the web page |
+| `job_progress.py` | where the training of a job stands, for `tfdist jobs` |
+| `job_record.py`, `last_states.py` | the end of a job, and what its tasks have left |
 
 Nothing here imports TensorFlow.
 """

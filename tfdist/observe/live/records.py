@@ -9,17 +9,19 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-FORMAT = 1
+FORMAT = 2
+EVENTS_SECONDS = 10.0  # that the timeline covers at most
 # Beyond these an answer is none of a task's: sums and quotients of its numbers stay finite, and it
 # takes little time to add them up and to draw them.
 _MAX_NUMBER = 10**18
 _MAX_STEPS = 2**52  # up to here a page counts exactly
-_MAX_LOSS = 1e300
+_MAX_VALUE = 1e300  # of a curve
 _MAX_METRICS = 20_000
 _MAX_LABELS = 8
 _MAX_PEERS = 10_000
+_MAX_CURVES = 100
 _MAX_POINTS = 1000
 _MAX_EVENTS = 1000
 # Characters of a text that are kept.
@@ -53,6 +55,33 @@ class TaskEvent:
     ended: float | None
 
 
+# A curve: the number of a step, and the value; `None` if it is not finite.
+Points = Sequence[tuple[int, float | None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class FitProgress:
+    """Where a task's newest `fit` stands.
+
+    Attributes:
+      epoch: the current epoch, from 1.
+      epochs: all of them.
+      batch: the trained batches of the current epoch.
+      batches: all of them; `None` if their number is not known.
+      done: the trained share of the `fit`, 0 to 1.
+      remaining: estimated seconds until its end; `None` if they are not known.
+      has_ended: whether it has ended, maybe before its last epoch.
+    """
+
+    epoch: int
+    epochs: int
+    batch: int
+    batches: int | None
+    done: float
+    remaining: float | None
+    has_ended: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class ReportedState:
     """The report of a task about itself.
@@ -64,10 +93,13 @@ class ReportedState:
       pid: its process.
       script: the file name of its program.
       memory: resident bytes of the process.
+      cpu: seconds of processors that the process has used.
       metrics: by name and labels, without the label `task`: the numbers of docs/operate/metrics.md.
       traffic: bytes of tensors sent to and received from each other task, by its name.
-      loss: number of steps that have a loss, and the loss; `None` if it is not finite.
+      fit: where its newest `fit` stands; `None` without one.
+      curves: the numbers that `fit` has logged, by their names.
       events: the operations of the last seconds.
+      since: how many seconds they cover.
     """
 
     task: str
@@ -76,10 +108,13 @@ class ReportedState:
     pid: int
     script: str
     memory: int
+    cpu: float
     metrics: Mapping[tuple[str, ...], float]
     traffic: Mapping[str, tuple[int, int]]
-    loss: Sequence[tuple[int, float | None]]
+    fit: FitProgress | None
+    curves: Mapping[str, Points]
     events: Sequence[TaskEvent]
+    since: float
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> ReportedState:
@@ -98,6 +133,7 @@ class ReportedState:
                 pid=_whole(fields["pid"]),
                 script=_text(fields["script"]),
                 memory=_whole(fields["memory"]),
+                cpu=_number(fields["cpu"]),
                 metrics={
                     (_text(name), *map(_text, _some(labels, _MAX_LABELS))): _number(value)
                     for name, labels, value in _some(fields["metrics"], _MAX_METRICS)
@@ -106,11 +142,16 @@ class ReportedState:
                     _text(name): (_whole(sent), _whole(received))
                     for name, (sent, received) in _some(fields["traffic"].items(), _MAX_PEERS)
                 },
-                loss=[
-                    (_whole(step, _MAX_STEPS), _loss(value))
-                    for step, value in _some(fields["loss"], _MAX_POINTS)
-                ],
+                fit=None if fields["fit"] is None else _fit(fields["fit"]),
+                curves={
+                    _text(name): [
+                        (_whole(step, _MAX_STEPS), _value(value))
+                        for step, value in _some(points, _MAX_POINTS)
+                    ]
+                    for name, points in _some(fields["curves"].items(), _MAX_CURVES)
+                },
                 events=[_event(event) for event in _some(fields["events"], _MAX_EVENTS)],
+                since=_age(fields["since"]),
             )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"{type(error).__name__}: {error}"[:200]) from None
@@ -141,7 +182,7 @@ class TaskAnswer:
       address: where it was asked, "host:port".
       at: when the answer came, in seconds of the asking process's steady clock.
       state: its report; `None` if there is none.
-      problem: why there is none, as a sentence.
+      problem: why there is none, or none newer than this one, as a sentence.
     """
 
     name: str
@@ -158,12 +199,14 @@ class TaskActivity:
     Attributes:
       name: its name.
       address: where it was asked.
-      problem: why nothing is known of it; else empty.
+      problem: why it does not answer; else empty. The rest is its last state then, if any is known.
       role: its task type.
       host: its machine.
       pid: its process.
       memory: resident bytes.
+      cpu: processors that it has used, as a mean: 1.5 are one and a half.
       restarts: how often it was started again.
+      fit: where its newest `fit` stands; `None` without one.
       steps: number of its training steps; `None` if it does not train.
       step_rate: steps per second.
       row_rate: rows of batches per second.
@@ -180,7 +223,9 @@ class TaskActivity:
     host: str = ""
     pid: int | None = None
     memory: int | None = None
+    cpu: float | None = None
     restarts: int = 0
+    fit: FitProgress | None = None
     steps: int | None = None
     step_rate: float | None = None
     row_rate: float | None = None
@@ -232,6 +277,31 @@ class JobActivity:
         return name if name is not None and excess[name] >= 0.1 else None
 
 
+class Trains(Protocol):
+    """Something about a task that may train."""
+
+    @property
+    def role(self) -> str:
+        """Its task type."""
+
+    @property
+    def fit(self) -> FitProgress | None:
+        """Where its newest `fit` stands."""
+
+
+_Trains = TypeVar("_Trains", bound=Trains)
+
+
+def first_that_trains(tasks: Sequence[_Trains]) -> _Trains | None:
+    """Returns the task whose `fit` stands for the job's; `None` if no task has begun one.
+
+    The numbers of all workers are the same except their rows: the chief's are shown, or the first
+    worker's.
+    """
+    fits = [task for task in tasks if task.fit is not None]
+    return next((task for task in fits if task.role == "chief"), fits[0] if fits else None)
+
+
 def activity(before: Sequence[TaskAnswer], after: Sequence[TaskAnswer]) -> JobActivity:
     """Returns what a job did between two looks.
 
@@ -265,11 +335,14 @@ def _of_task(before: TaskAnswer, after: TaskAnswer) -> TaskActivity:
     return TaskActivity(
         name=state.task,
         address=after.address,
+        problem=after.problem,
         role=state.role,
         host=state.host,
         pid=state.pid,
         memory=state.memory,
+        cpu=between.cpu(),
         restarts=int(state.value("tfdist_restarts") or 0),
+        fit=state.fit,
         steps=None if steps is None else int(steps),
         step_rate=between.rate("tfdist_steps"),
         row_rate=between.rate("tfdist_samples"),
@@ -309,6 +382,12 @@ class _Between:
         if total is None:
             return None
         return max(0.0, total - self._totals_before.get((name, *labels), 0.0)) / self._seconds
+
+    def cpu(self) -> float | None:
+        """Returns how many processors the task has used."""
+        if self._before is None or self._seconds <= 0:
+            return None
+        return max(0.0, self._after.cpu - self._before.cpu) / self._seconds
 
     def traffic(self) -> dict[str, tuple[float, float]]:
         """Returns the bytes per second to and from each task."""
@@ -358,17 +437,30 @@ def _event(fields: dict[str, Any]) -> TaskEvent:
     )
 
 
+def _fit(fields: dict[str, Any]) -> FitProgress:
+    batches, remaining = fields["batches"], fields["remaining"]
+    return FitProgress(
+        epoch=_whole(fields["epoch"], _MAX_STEPS),
+        epochs=_whole(fields["epochs"], _MAX_STEPS),
+        batch=_whole(fields["batch"], _MAX_STEPS),
+        batches=None if batches is None else _whole(batches, _MAX_STEPS),
+        done=_number(fields["done"], 1),
+        remaining=None if remaining is None else _age(remaining),
+        has_ended=bool(fields["has_ended"]),
+    )
+
+
 def _age(value: Any) -> float:
     # Nothing happens after the answer.
     return max(0.0, _number(value))
 
 
-def _loss(value: Any) -> float | None:
+def _value(value: Any) -> float | None:
     if value is None:
         return None
     # A training that diverges has any loss: beyond the limit it counts as infinite.
     number = _number(value, sys.float_info.max)
-    return number if abs(number) <= _MAX_LOSS else None
+    return number if abs(number) <= _MAX_VALUE else None
 
 
 def _some(values: Any, limit: int) -> Any:

@@ -6,12 +6,16 @@ import http.client
 import io
 import json
 import socket
+import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfdist.observe.live.records import ReportedState, TaskAnswer
 from tfdist.observe.live.targets import Targets
+
+if TYPE_CHECKING:
+    from tfdist.control.tls.verifier import Verifier
 
 _MAX_BYTES = 8 * 1024 * 1024  # of an answer
 _READ_SIZE = 64 * 1024
@@ -24,11 +28,20 @@ class Sampler:
     Args:
       targets: the tasks.
       timeout: seconds in which a task must connect and answer, to the last byte.
+
+    Raises:
+      ClusterConfigError: the authority of the targets cannot be used.
     """
 
     def __init__(self, targets: Targets, timeout: float = 3.0) -> None:
         self._targets = targets
         self._timeout = timeout
+        self._verifier: Verifier | None = None
+        if targets.tls is not None:
+            from tfdist.control.tls.verifier import Verifier  # needs an extra
+
+            # A task tells its state to a client without a certificate.
+            self._verifier = Verifier(targets.tls)
         count = min(_MAX_THREADS, len(targets.addresses))
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="tfdist-sampler")
 
@@ -36,7 +49,7 @@ class Sampler:
         """Returns each task's answer, in the order of the targets.
 
         Args:
-          events: seconds of which the tasks tell their events and the loss; 0: neither.
+          events: seconds of which the tasks tell their events, and the curves; 0: neither.
         """
 
         def ask(target: tuple[str, str]) -> TaskAnswer:
@@ -58,6 +71,10 @@ class Sampler:
             problem = "does not listen: it has not begun, or has ended"
         except TimeoutError:
             problem = f"did not answer within {self._timeout:g} s"
+        except ssl.SSLCertVerificationError as error:
+            problem = f"the certificate of the task is refused: {error.verify_message}"
+        except ssl.SSLError as error:
+            problem = f"no encrypted connection (TFDIST_TLS): {error.reason or error}"
         except (OSError, http.client.HTTPException) as error:
             problem = f"{type(error).__name__}: {error}"
         except (ValueError, RecursionError) as error:
@@ -69,8 +86,14 @@ class Sampler:
     def _request(self, address: str, events: float) -> ReportedState:
         host, _, port = address.rpartition(":")
         deadline = time.monotonic() + self._timeout
-        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=self._timeout)
+        host = host.strip("[]")
+        connection = http.client.HTTPConnection(host, int(port), timeout=self._timeout)
         try:
+            if self._verifier is not None:
+                connection.connect()
+                connection.sock = self._verifier.context().wrap_socket(
+                    connection.sock, server_hostname=self._verifier.fixed_name or host
+                )
             connection.request(
                 "GET",
                 f"/state?events={events:g}",
@@ -82,6 +105,10 @@ class Sampler:
             answer.begin()
             if answer.status == http.client.UNAUTHORIZED:
                 raise ValueError("a refusal: it has no secret, or another one than this command")
+            if answer.status == http.client.BAD_REQUEST and self._verifier is None:
+                raise ValueError(
+                    "status 400: this command does not encrypt as the task does (TFDIST_TLS)"
+                )
             if answer.status != http.client.OK:
                 raise ValueError(f"status {answer.status}")
             return ReportedState.from_json(json.loads(answer.read()))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tfdist.config.printing import printable_line
-from tfdist.observe.live.records import JobActivity, TaskActivity
+from tfdist.observe.live.records import FitProgress, JobActivity, TaskActivity, first_that_trains
 
 _HEAD = (
     "task",
@@ -17,6 +18,7 @@ _HEAD = (
     "most for",
     "sent/s",
     "received/s",
+    "cpu",
     "memory",
 )
 _TEXT_COLUMNS = (0, 6)
@@ -28,6 +30,9 @@ def describe(job: JobActivity) -> str:
     parts = [f"{len(answering)} of {len(job.tasks)} tasks answer"]
     if answering:
         parts.append(_align([_HEAD, *map(_cells, answering)]))
+    trains = first_that_trains(answering)
+    if trains is not None and trains.fit is not None:
+        parts.append(f"{printable_line(trains.name)}: {progress(trains.fit)}")
     if job.straggler is not None:
         share = job.waited_for[job.straggler]
         parts.append(
@@ -60,8 +65,30 @@ def _cells(task: TaskActivity) -> tuple[str, ...]:
         printable_line(longest) if waited >= 0.005 else "",
         size(task.sent),
         size(task.received),
+        percent(task.cpu),
         size(task.memory),
     )
+
+
+def progress(fit: FitProgress) -> str:
+    """Returns where a `fit` stands: "epoch 3 of 10, batch 57 of 110, 12 min left"."""
+    epoch = f"epoch {fit.epoch} of {fit.epochs}"
+    if fit.has_ended:
+        return f"{epoch}, fit has ended"
+    batches = "" if fit.batches is None else f" of {fit.batches}"
+    left = "" if fit.remaining is None else f", {duration(fit.remaining)} left"
+    return f"{epoch}, batch {fit.batch}{batches}{left}"
+
+
+def duration(seconds: float) -> str:
+    """Returns a time of minutes, hours or days with two parts at most: "3 h 20 min"."""
+    if seconds < 60:
+        return f"{math.ceil(seconds)} s"
+    minutes = round(seconds / 60)
+    hours, days = minutes // 60, minutes // (24 * 60)
+    if not hours:
+        return f"{minutes} min"
+    return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min"
 
 
 def number(value: float | None) -> str:

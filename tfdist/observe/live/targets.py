@@ -8,6 +8,7 @@ from pathlib import Path
 from tfdist.config import validation
 from tfdist.config.job_file import JobFile
 from tfdist.config.settings import Settings
+from tfdist.config.tls import Tls
 from tfdist.control.signing import metrics_token
 from tfdist.errors import ClusterConfigError
 
@@ -19,10 +20,12 @@ class Targets:
     Args:
       addresses: "host:port" of their metrics, by their names.
       secret: the job's shared secret.
+      tls: the origin of the authority that this command trusts; None if the tasks do not encrypt.
     """
 
     addresses: dict[str, str]
     secret: bytes = dataclasses.field(repr=False)
+    tls: Tls | None = None
 
     @property
     def token(self) -> str:
@@ -47,19 +50,20 @@ def find(job: Path | None, targets: str | None) -> Targets:
         file = JobFile.read(job)
         if not file.metrics:
             raise ClusterConfigError(
-                f"{job}: expected a job that was started with TFDIST_METRICS_PORT, such as "
-                "'TFDIST_METRICS_PORT=0 tfdist run ...', received one whose tasks tell nothing"
+                f"{job}: expected a job whose tasks serve metrics, received one whose tasks serve "
+                "none: it has --no-metrics, or several hosts without TFDIST_METRICS_PORT=0"
             )
         addresses = file.metrics
-        secret = None if file.secret is None else file.secret.encode("latin-1")
+        secret, tls = file.secret_bytes, file.encryption
     else:
         assert targets is not None
         listed = validation.addresses_in(targets, "--targets", "tasks")
         addresses = {address: address for address in listed}
-        secret = Settings.from_environment().secret
+        settings = Settings.from_environment()
+        secret, tls = settings.secret, settings.tls
     if secret is None:
         raise ClusterConfigError(
             "expected the job's secret (TFDIST_SECRET or TFDIST_SECRET_FILE), received none: tasks "
             "show what they do to those alone who have it"
         )
-    return Targets(addresses, secret)
+    return Targets(addresses, secret, tls)

@@ -30,11 +30,10 @@ def run(job: Path | None, addresses: str | None, interval: float, once: bool) ->
       The exit code: 1 if a task did not answer in the last look, or the job has ended.
     """
     try:
-        found = targets.find(job, addresses)
+        sampler = Sampler(targets.find(job, addresses))
     except ClusterConfigError as error:
         print(f"tfdist top: error: {printable(str(error))}", file=sys.stderr)
         return 2
-    sampler = Sampler(found)
     draws = sys.stdout.isatty() and not once
     try:
         before = sampler.sample()

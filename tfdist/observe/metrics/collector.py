@@ -231,8 +231,9 @@ def _of_tables(
 
 
 def _of_queues(master: TaskMaster | None) -> Iterator[Family]:
+    queues = [*([] if master is None else master.queues()), *process.current.shown_queues()]
     # A queue without numbers waits for the worker that counts its records.
-    queues = [] if master is None else [q for q in master.queues() if "counted_by" not in q]
+    queues = [queue for queue in queues if "counted_by" not in queue]
     if not queues:
         return
     yield _gauge(

@@ -1,4 +1,4 @@
-"""Serves this task's metrics over HTTP: `GET /metrics`, in Prometheus's text format.
+"""Serves this task's metrics over HTTP or HTTPS: `GET /metrics`, in Prometheus's text format.
 
 The server listens on the task's own address. Other hosts can reach it unless that is a loopback
 address; requests must then carry the job's token, see `signing.metrics_token`. `GET /state`, for
@@ -20,16 +20,19 @@ import threading
 import urllib.parse
 from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
+from tfdist.config.tls import Tls
 from tfdist.control import interfaces
 from tfdist.control.signing import metrics_token
 from tfdist.errors import AddressInUseError, ClusterConfigError
+from tfdist.observe.metrics import last_state
 from tfdist.observe.metrics.collector import Server
 from tfdist.observe.metrics.exposition import CONTENT_TYPE, Exposition, TaskCollector
 from tfdist.observe.metrics.http_server import BoundedHandler, BoundedServer, address_of
-from tfdist.observe.metrics.state import STATE_PATH, task_state
+from tfdist.observe.metrics.state import EVENTS_SECONDS, STATE_PATH, task_state
 
 _log = logging.getLogger("tfdist.observe.metrics")
 _SECONDS = re.compile(r"[0-9]{1,4}(\.[0-9]{1,3})?")
@@ -47,6 +50,8 @@ class Exporter:
       is_local: whether only this host reaches it: metrics then need no token.
       host: the name of the task's own host, which requests without the token may use.
       state: returns the answer to `/state`, with the events of some seconds; `None` has none.
+      at_end: called once before it closes, or by `end`.
+      tls: the origin of its certificate; None serves plain HTTP.
 
     Attributes:
       port: the port.
@@ -65,17 +70,27 @@ class Exporter:
         is_local: bool = False,
         host: str = "localhost",
         state: Callable[[float], dict] | None = None,
+        at_end: Callable[[], None] | None = None,
+        tls: Tls | None = None,
     ) -> None:
-        self._server = _HttpServer(interface, port, exposition, token, is_local, host, state)
+        self._server = _HttpServer(interface, port, exposition, token, is_local, host, state, tls)
+        self._at_end = at_end
         self.port: int = self._server.server_address[1]
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="tfdist-metrics", daemon=True)
         self._thread.start()
 
+    def end(self) -> None:
+        """Keeps the last state of a task that is about to leave its job; it still answers."""
+        at_end, self._at_end = self._at_end, None
+        if at_end is not None:
+            at_end()
+
     def close(self) -> None:
         """Stops serving; may be called again."""
         if self._closed:
             return
+        self.end()
         self._closed = True
         # Wakes the thread, which then cannot accept.
         self._server.socket.shutdown(socket.SHUT_RDWR)
@@ -88,13 +103,16 @@ class Exporter:
             self._server.handle_request()
 
 
-def serve(cluster: Cluster, settings: Settings, server: Server | None = None) -> Exporter:
+def serve(cluster: Cluster, settings: Settings, server: Server | None = None) -> Exporter | None:
     """Serves the metrics of this process's task.
 
     Args:
       cluster: the job.
       settings: with a `metrics_port`.
       server: of a `ps` task.
+
+    Returns:
+      The server; `None` if the port is taken and was chosen by default (`metrics_by_default`).
 
     Raises:
       ClusterConfigError: other hosts could reach the metrics, and there is no secret; or the task's
@@ -115,18 +133,33 @@ def serve(cluster: Cluster, settings: Settings, server: Server | None = None) ->
     port = _port(cluster, settings)
     exposition = Exposition(TaskCollector(cluster, settings, server))
     host = _LOOPBACK if cluster.address is None else cluster.address.rpartition(":")[0]
+    state = functools.partial(task_state, cluster, settings, server)
+    at_end = None
+    if settings.state_dir is not None:
+        folder = Path(settings.state_dir)
+        at_end = functools.partial(last_state.leave, folder, name, lambda: state(EVENTS_SECONDS))
     try:
         exporter = Exporter(
             exposition,
             interface,
             port,
             token,
-            is_local=is_local,
+            # Unless the user has asked for metrics, other users of this host learn nothing.
+            is_local=is_local and not settings.metrics_by_default,
             host=host,
-            state=functools.partial(task_state, cluster, settings, server),
+            state=state,
+            at_end=at_end,
+            tls=settings.tls,
         )
     except OSError as error:
-        further = "" if settings.metrics_same_port else " and the ports after it, one for each task"
+        if settings.metrics_by_default:
+            _log.warning(
+                "%s: serves no metrics, and is missing in 'tfdist top' and 'tfdist dashboard': "
+                "port %d, which tfdist run has chosen: %s",
+                *(name, port, error.strerror),
+            )
+            return None
+        further = "" if settings.metrics_same_port else ", and the ports after it for other tasks,"
         raise AddressInUseError(
             error.errno,
             f"{name}: cannot serve metrics on port {port}: {error.strerror}; expected "
@@ -134,7 +167,8 @@ def serve(cluster: Cluster, settings: Settings, server: Server | None = None) ->
         ) from None
     # A port that the kernel has chosen is told nowhere else.
     level = logging.INFO if port else logging.WARNING
-    _log.log(level, "%s: metrics at http://%s:%d/metrics", name, host, exporter.port)
+    scheme = "http" if settings.tls is None else "https"
+    _log.log(level, "%s: metrics at %s://%s:%d/metrics", name, scheme, host, exporter.port)
     return exporter
 
 
@@ -175,13 +209,14 @@ class _HttpServer(BoundedServer):
         is_local: bool,
         host: str,
         state: Callable[[float], dict] | None,
+        tls: Tls | None,
     ) -> None:
         self.exposition = exposition
         self.token = token
         self.is_local = is_local
         self.host = host.lower()
         self.state = state
-        super().__init__(interface, port, _Handler, on_all=interface == interfaces.EVERY)
+        super().__init__(interface, port, _Handler, interface == interfaces.EVERY, tls)
 
 
 class _Handler(BoundedHandler):

@@ -6,6 +6,7 @@ connections.
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import io
 import ipaddress
@@ -13,16 +14,28 @@ import logging
 import re
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from tfdist.config.tls import Tls
+
+if TYPE_CHECKING:
+    from tfdist.control.tls.credentials import Credentials
 
 _log = logging.getLogger("tfdist.observe.metrics")
 _MAX_CONNECTIONS = 32
 _MAX_REQUEST = 16 * 1024  # bytes
 # Seconds from the connection to the end of the request, and from there to the end of the answer.
 _TIMEOUT = 5.0
+# Such as a browser shows: a plain request to a server with TLS.
+_WANTS_TLS = (
+    b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\n"
+    b"This task encrypts its connections (TFDIST_TLS): expected https, received plain http.\n"
+)
 # No page of another site gets an answer to read, to run or to embed.
 _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -38,20 +51,38 @@ class BoundedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
       port: the port, or 0 for a free one.
       handler: answers a request.
       on_all: whether the address stands for all addresses of this host.
+      tls: the origin of its certificate; None serves plain HTTP.
+
+    Attributes:
+      max_connections: others are closed at once.
+      wants_certificates: whether clients need a certificate of the same authority.
 
     Raises:
       OSError: the port cannot be used.
+      ClusterConfigError: the certificate cannot be used.
     """
 
+    max_connections = _MAX_CONNECTIONS
+    wants_certificates = False
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
     request_queue_size = _MAX_CONNECTIONS
 
     def __init__(
-        self, interface: str, port: int, handler: type[BoundedHandler], on_all: bool = False
+        self,
+        interface: str,
+        port: int,
+        handler: type[http.server.BaseHTTPRequestHandler],
+        on_all: bool = False,
+        tls: Tls | None = None,
     ) -> None:
-        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._credentials: Credentials | None = None
+        if tls is not None:
+            from tfdist.control.tls.credentials import credentials_of  # needs an extra
+
+            self._credentials = credentials_of(tls)
+        self._free = threading.BoundedSemaphore(self.max_connections)
         # Sockets for IPv6 also take connections by IPv4 where a task listens on all addresses.
         dual = on_all and socket.has_dualstack_ipv6()
         self.address_family = socket.AF_INET6 if dual or ":" in interface else socket.AF_INET
@@ -82,6 +113,37 @@ class BoundedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
+
+    def finish_request(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
+        if self._credentials is None:
+            super().finish_request(request, client_address)
+            return
+        assert isinstance(request, socket.socket)
+        # The whole handshake has this time.
+        request.settimeout(_TIMEOUT)
+        context = self._credentials.context(server=True)
+        if self.wants_certificates:
+            context.verify_mode = ssl.CERT_REQUIRED
+        with context.wrap_socket(
+            request, server_side=True, do_handshake_on_connect=False
+        ) as encrypted:
+            try:
+                encrypted.do_handshake()
+            except ssl.SSLError as error:
+                _log.info("a connection without TLS 1.3: %s", error.reason)
+                if error.reason == "HTTP_REQUEST":
+                    with socket.socket(fileno=encrypted.detach()) as plain:
+                        plain.sendall(_WANTS_TLS)
+                        # With unread bytes the kernel would drop the answer.
+                        plain.shutdown(socket.SHUT_WR)
+                        plain.recv(_MAX_REQUEST)
+                return
+            super().finish_request(encrypted, client_address)
+            # The end of the answer, which cannot be forged.
+            with contextlib.suppress(OSError):
+                encrypted.unwrap()
 
     def handle_error(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object

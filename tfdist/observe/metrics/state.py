@@ -6,6 +6,7 @@ machines differ, and the reader knows when the answer came.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import sys
@@ -14,11 +15,13 @@ import time
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.job import process
-from tfdist.observe.metrics import collector, curve
+from tfdist.observe.metrics import collector, fit_report
 from tfdist.ops.trace import events
 
-FORMAT = 1
+FORMAT = 2
 STATE_PATH = "/state"
+# Seconds of events that the dashboard shows, and of which a last state tells.
+EVENTS_SECONDS = 10.0
 # The latest events that an answer has at most: a page draws no more.
 _MAX_EVENTS = 400
 
@@ -32,8 +35,10 @@ def task_state(
       cluster: the job.
       settings: of this process.
       server: of a `ps` task.
-      seconds: of which the events are told; 0 tells none.
+      seconds: of which the events are told; 0 tells neither events nor curves.
     """
+    since, events = _events(seconds) if seconds else (0.0, [])
+    fit = fit_report.current.state
     return {
         "format": FORMAT,
         "task": cluster.task_name,
@@ -42,14 +47,17 @@ def task_state(
         "pid": os.getpid(),
         "script": os.path.basename(sys.argv[0]),
         "memory": _resident_bytes(),
+        "cpu": time.process_time(),
         "metrics": [
             [family.name, list(labels), number]
             for family in collector.describe(cluster, settings, server)
             for labels, number in family.samples
         ],
         "traffic": _traffic(),
-        "loss": curve.loss.points() if seconds else [],
-        "events": _events(seconds) if seconds else [],
+        "fit": None if fit is None else dataclasses.asdict(fit),
+        "curves": fit_report.current.curves.points() if seconds else {},
+        "events": events,
+        "since": since,
     }
 
 
@@ -65,17 +73,26 @@ def _traffic() -> dict[str, tuple[int, int]]:
     return found
 
 
-def _events(seconds: float) -> list[dict[str, object]]:
-    """Returns what was under way in the last seconds, of the latest events."""
+def _events(seconds: float) -> tuple[float, list[dict[str, object]]]:
+    """Returns the events that were under way in the last seconds, of the latest ones.
+
+    Returns:
+      How many seconds they cover: a busy task has more events in `seconds` than it tells.
+      The events.
+    """
     if not events.is_loaded():
-        return []
-    found = events.read(max(1, events.last() - _MAX_EVENTS + 1), _MAX_EVENTS).events
+        return seconds, []
+    last = events.last()
+    found = events.read(max(1, last - _MAX_EVENTS + 1), _MAX_EVENTS).events
     now = time.monotonic_ns()
 
     def age(at: int) -> float | None:
         return (now - at) / 1e9 if at else None
 
-    return [
+    # The events that are left out were submitted before the first one here.
+    is_cut = bool(found) and found[0]["sequence"] > 1
+    since = min(seconds, (now - found[0]["submitted"]) / 1e9) if is_cut else seconds
+    told: list[dict[str, object]] = [
         {
             "kind": event["kind"],
             "operation": event["operation"],
@@ -90,6 +107,7 @@ def _events(seconds: float) -> list[dict[str, object]]:
         for event in found
         if not event["ended"] or now - event["ended"] < seconds * 1e9
     ]
+    return since, told
 
 
 def _resident_bytes() -> int:

@@ -90,7 +90,10 @@ class Recording:
             raise
         # Parameter servers listen for the whole job; without any, a task that trains.
         self._clock = ClockClient(
-            cluster, settings.secret, [*cluster.ps, *cluster.training_addresses]
+            cluster,
+            settings.secret,
+            [*cluster.ps, *cluster.training_addresses],
+            tls=settings.tls,
         )
         self._writing = threading.Thread(target=self._write, name="tfdist-timeline", daemon=True)
         self._measuring = threading.Thread(target=self._measure, name="tfdist-clock", daemon=True)

@@ -50,7 +50,25 @@ def read(folder: str, number: int, checksum: int) -> Iterator[tuple[SavedTable, 
     Raises:
       CheckpointError: a file is missing, truncated, altered, or no file of rows.
     """
-    for link, link_checksum in chain(folder, number, checksum):
+    yield from read_links(folder, chain(folder, number, checksum))
+
+
+def read_links(
+    folder: str, links: Sequence[tuple[int, int]]
+) -> Iterator[tuple[SavedTable, SavedRows | None]]:
+    """Reads some files of rows as `read` does.
+
+    Args:
+      folder: the server's directory.
+      links: numbers and checksums of the files, from `chain`.
+
+    Yields:
+      As `read`.
+
+    Raises:
+      CheckpointError: as for `read`.
+    """
+    for link, link_checksum in links:
         path = layout.path(folder, link, "rows")
         with files.open_in_order(path) as file:
             reader = rows_file.Reader(file, path)

@@ -73,6 +73,21 @@ def write(file: BinaryIO, about: About) -> Written:
     Raises:
       OSError, tf.errors.OpError: the file system refused.
     """
+    rows = ((i, rows) for i, table in enumerate(about.tables) for rows in table.chunks())
+    return write_rows(file, about, rows)
+
+
+def write_rows(file: BinaryIO, about: About, pieces: Iterable[tuple[int, SavedRows]]) -> Written:
+    """Writes rows of any origin.
+
+    Args:
+      file: the open file.
+      about: describes them; its tables have no rows of their own.
+      pieces: rows with the index of their table. If an id occurs twice, its last row counts.
+
+    Raises:
+      OSError, tf.errors.OpError: the file system refused.
+    """
     writer = _Writer(file)
     text = json.dumps(
         {
@@ -92,11 +107,11 @@ def write(file: BinaryIO, about: About) -> Written:
     ).encode()
     writer.add(_ABOUT, 0, 0, 0, len(text), [np.frombuffer(text, np.uint8)])
     count = 0
-    for i, table in enumerate(about.tables):
-        for rows in table.chunks():
-            arrays = [rows.ids, rows.removed, rows.used, rows.counts, rows.content]
-            writer.add(_ROWS, i, len(rows.ids), len(rows.removed), table.content_floats, arrays)
-            count += len(rows.ids)
+    for i, rows in pieces:
+        arrays = [rows.ids, rows.removed, rows.used, rows.counts, rows.content]
+        floats = about.tables[i].content_floats
+        writer.add(_ROWS, i, len(rows.ids), len(rows.removed), floats, arrays)
+        count += len(rows.ids)
     return Written(writer.end(), count)
 
 

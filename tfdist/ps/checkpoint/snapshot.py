@@ -244,7 +244,7 @@ def _remove_old(folder: str) -> None:
     first_logs = []
     for number in needed:
         try:
-            about = _about(layout.path(folder, number, "npz"))
+            about = description(layout.path(folder, number, "npz"))
             if about.get("rows") is not None:
                 needed_rows.update(n for n, _ in row_chain.chain(folder, number, about["rows"]))
         except CheckpointError as error:
@@ -263,8 +263,12 @@ def _remove_old(folder: str) -> None:
                 tf.io.gfile.remove(layout.values_path(path))
 
 
-def _about(path: str) -> dict[str, Any]:
-    """Returns the description in a snapshot's archive."""
+def description(path: str) -> dict[str, Any]:
+    """Returns the description in a snapshot's archive, without its arrays.
+
+    Raises:
+      CheckpointError: the file is damaged, or no snapshot.
+    """
     try:
         with files.open_whole(path) as file, np.load(file, allow_pickle=False) as archive:
             return json.loads(bytes(archive["about"]).decode())

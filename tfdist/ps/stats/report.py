@@ -36,14 +36,14 @@ def run(cluster: str | None, interval: float, watch: float | None, job: Path | N
     try:
         if None not in (job, cluster):
             raise ClusterConfigError("expected one of --cluster and --job, received both")
-        of_job, secret = observer.cluster_and_secret(job)
-        addresses = servers_of(of_job or cluster)
+        access = observer.Access.to(job)
+        addresses = servers_of(access.cluster or cluster)
     except ClusterConfigError as error:
         print(f"tfdist ps stats: error: {printable(str(error))}", file=sys.stderr)
         return 2
     command = observer.Observer("tfdist ps stats")
     controls = [
-        command.client(secret, address, f"ps {i} at {address}")
+        command.client(access, address, f"ps {i} at {address}")
         for i, address in enumerate(addresses)
     ]
     try:

@@ -398,6 +398,21 @@ TEST_CASE("upsert of exact adam") {
   CHECK((ContentOf(*table, 1) == ContentOf(*other, 1) && ContentOf(*table, 1)[0] == 3));
 }
 
+// Files get rows that have caught up: their reader does not know of the steps.
+TEST_CASE("scan of exact adam") {
+  TableConfig config = Constant(1, 0.5);
+  config.rule = RowRule::kExactAdam;
+  config.optimizer = Adam();
+  const auto table = Make(config);
+  Lookup(*table, {1, 2});
+  Apply(*table, {1, 2}, {1, 1}, {0.1, 1});
+  const float before = ContentOf(*table, 1)[0];
+  Apply(*table, {}, {}, {0.1, 2});  // of rows on other servers
+  const float after = ContentOf(*table, 1)[0];
+  CHECK(after < before);
+  CHECK(Lookup(*table, {1}, false) == Floats({after}));
+}
+
 TEST_CASE("sweep") {
   TableConfig config = Constant(2, 3);
   config.ttl_seconds = 10;

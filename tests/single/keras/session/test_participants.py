@@ -23,7 +23,8 @@ from tfdist.keras.session import (
     server_data,
     session,
 )
-from tfdist.observe.metrics import curve
+from tfdist.keras.session.participant import Participant
+from tfdist.observe.metrics import fit_report
 from tfdist.preemption.saved import NothingSavedError
 from tfdist.ps.epochs.rounds import END, FIT_END, TRAINING, VALIDATION
 
@@ -255,18 +256,41 @@ def test_preemption_and_progress_are_of_the_outermost_fit(monkeypatch: Any) -> N
             assert kind.of(inner) is None
 
 
-def test_progress_notes_losses_while_metrics_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses: list[float] = []
+def test_progress_notes_logs_while_metrics_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
+    report = fit_report.FitReport()
     process = SimpleNamespace(serves_metrics=True, report_stragglers=lambda: told.append(1))
     monkeypatch.setattr(progress.process, "current", process)
-    monkeypatch.setattr(curve, "loss", SimpleNamespace(note=losses.append))
-    made = session_of("fit", model())
-    made.participants = [progress.Progress(made)]
-    fit(made, batches=2, logs={"loss": 3.0})
+    monkeypatch.setattr(fit_report, "current", report)
+    monkeypatch.setattr(fit_report, "PERIOD", 0.0)
+    made = session_of("fit", model(), epochs=5)
+    made.data, made.keras.batches = object(), 4
+    states: list[Any] = []
+
+    class Looks(Participant[Any]):
+        def after_step(self, logs: Any) -> None:
+            states.append(report.state)
+
+        def end_epoch(self) -> None:
+            states.append(report.state)
+
+    made.participants = [progress.Progress(made), Looks(made)]
+    fit(made, epochs=2, batches=4, logs={"loss": 3.0})
+    places = [(one.epoch, one.batch, one.batches, one.done) for one in states]
+    assert places == [
+        *((1, batch, 4, pytest.approx(batch / 20)) for batch in (1, 2, 3, 4)),
+        (2, 0, 4, pytest.approx(0.2)),
+        *((2, batch, 4, pytest.approx(0.2 + batch / 20)) for batch in (1, 2, 3, 4)),
+        (3, 0, 4, pytest.approx(0.4)),
+    ]
+    assert all(one.remaining > 0 and not one.has_ended and one.epochs == 5 for one in states)
+    # It has stopped early.
+    assert report.state is not None and (report.state.epoch, report.state.has_ended) == (2, True)
+    made.participants[0].results({"val_loss": 2.0}, dict, of_validation=True)
+    assert report.curves.points() == {"loss": [(1, 3.0), (8, 3.0)], "val_loss": [(8, 2.0)]}
     process.serves_metrics = False
     fit(made, batches=2)
-    assert losses == [3.0, 3.0] and told == [1, 1]
+    assert report.steps == 8 and told == [1, 1]
 
 
 class Member:

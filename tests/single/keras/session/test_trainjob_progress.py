@@ -13,7 +13,7 @@ import tfdist
 from support.patience import wait_until
 from support.status_server import status_server
 from support.training.fit_sessions import fit, model, session_of
-from tfdist.keras.session import session, trainjob_progress
+from tfdist.keras.session import fit_estimate, session, trainjob_progress
 from tfdist.keras.session.trainjob_progress import TrainJobProgress
 from tfdist.observe.trainjob import Reporter, Status
 
@@ -39,9 +39,7 @@ def reported(monkeypatch: pytest.MonkeyPatch, rank: int = 0, **given: Any) -> li
     """The statuses of a `fit` of three epochs and two batches, in seconds of a fake clock."""
     clock = iter(range(1000))
     monkeypatch.setattr(trainjob_progress, "rank_of", lambda model: rank)
-    monkeypatch.setattr(
-        trainjob_progress, "time", SimpleNamespace(monotonic=lambda: float(next(clock)))
-    )
+    monkeypatch.setattr(fit_estimate, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     made = session_of("fit", model(), epochs=3)
     made.data, made.keras.batches = object(), given.pop("known", 2)
     reports = Reports()

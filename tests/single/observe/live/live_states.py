@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 def state(task="worker 0", *, steps=0, pid=7, waits=None, traffic=None, **more):
     """Returns a task's answer, which a test may change."""
     return {
-        "format": 1,
+        "format": 2,
         "task": task,
         "role": task.partition(" ")[0],
         "host": "machine",
         "pid": pid,
         "script": "train.py",
         "memory": 300_000_000,
+        "cpu": 0.005 * steps,
         "metrics": [
             ["tfdist_info", ["1", "2", "worker"], 1.0],
             ["tfdist_restarts", [], 0],
@@ -30,8 +31,19 @@ def state(task="worker 0", *, steps=0, pid=7, waits=None, traffic=None, **more):
             *(["tfdist_wait_seconds", [peer], waited] for peer, waited in (waits or {}).items()),
         ],
         "traffic": traffic or {},
-        "loss": [],
+        "fit": None,
+        "curves": {},
         "events": [],
+        "since": 10.0,
+        **more,
+    }
+
+
+def fit(epoch=2, epochs=5, **more):
+    """Returns where a task's `fit` stands."""
+    return {
+        **{"epoch": epoch, "epochs": epochs, "batch": 3, "batches": 10, "done": 0.26},
+        **{"remaining": 75.0, "has_ended": False},
         **more,
     }
 

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from single.observe.live.live_states import state, telling
+from single.observe.live.live_states import fit, state, telling
 from tfdist.cli.main import main
 from tfdist.control.signing import dashboard_token, metrics_token
 from tfdist.observe.live import dashboard
 from tfdist.observe.live.dashboard import Dashboard, JobView, describe
+from tfdist.observe.live.job_record import JobEnd, JobRecord
 from tfdist.observe.live.records import ReportedState, TaskAnswer
 from tfdist.observe.live.sampler import Sampler
 from tfdist.observe.live.targets import Targets
+from tfdist.observe.metrics import last_state
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"a secret of sixteen"
@@ -153,19 +155,112 @@ def event(**fields):
 
 
 def test_what_the_page_gets():
-    told = ReportedState.from_json(state(loss=[[1, 0.5], [2, None]], events=[event()]))
+    curves = {"loss": [[1, 0.5], [2, None]], "val_loss": [[2, 0.75]]}
+    told = ReportedState.from_json(state(fit=fit(), curves=curves, events=[event()]))
     early, late = (
         TaskAnswer("worker 0", "a:1", 10.0, told),
         TaskAnswer("worker 0", "a:1", 12.0, told),
     )
     other = TaskAnswer("worker 1", "a:2", 12.5, problem="does not listen")
     fields = json.loads(json.dumps(describe("job.json", [early, other], [late, other])))
-    assert fields["loss"] == {"worker 0": [[1, 0.5], [2, None]]}
+    assert fields["fit"] == {"task": "worker 0", **fit(), "curves": curves}
+    assert fields["end"] is None
     (shown,) = fields["events"]["worker 0"]
-    # The other answer came half a second later: at "now".
-    assert (shown["submitted"], shown["started"], shown["ended"]) == (2.0, 1.5, None)
+    assert (shown["submitted"], shown["started"], shown["ended"]) == (1.5, 1.0, None)
     assert [task["problem"] for task in fields["tasks"]] == ["", "does not listen"]
     assert fields["scripts"] == ["train.py"] and fields["straggler"] is None
+
+
+def described(*states, end=None):
+    """The page's object for tasks that answer, each 0.5 s after the task before it."""
+    answers = [
+        TaskAnswer(one["task"], "a:1", 10 + number / 2, ReportedState.from_json(one))
+        for number, one in enumerate(states)
+    ]
+    return json.loads(json.dumps(describe("job.json", answers, answers, end)))
+
+
+def test_the_times_of_several_tasks_count_from_the_latest_answer():
+    fields = described(state("worker 0", events=[event()]), state("worker 1", events=[event()]))
+    ((first,), (second,)) = (fields["events"][f"worker {rank}"] for rank in range(2))
+    assert (first["submitted"], second["submitted"]) == (2.0, 1.5)
+
+
+def test_the_first_task_that_trains_stands_for_the_job():
+    workers = [state(f"worker {rank}", fit=fit(epoch=rank)) for rank in (1, 2)]
+    assert described(state("ps 0"), *workers)["fit"]["task"] == "worker 1"
+    assert described(*workers, state("chief", fit=fit()))["fit"]["task"] == "chief"
+    assert described(state("ps 0"))["fit"] is None
+
+
+@pytest.mark.parametrize(
+    ("tasks", "window"),
+    [
+        # A job that has just begun, and a step that is under way for long.
+        ([([3.0, 1.0], 10.0)], 3.0),
+        ([([30.0], 10.0)], 10.0),
+        # 400 events of 1.2 s: the seconds before them are not idle.
+        ([([1.2, 0.1], 1.2), ([9.0, 0.1], 10.0)], 1.2),
+        # A server that does little cuts nothing.
+        ([([0.5], 0.5), ([], 10.0)], 0.5),
+        ([([], 10.0)], 10.0),
+        ([([1e-6], 10.0)], 0.01),
+    ],
+)
+def test_the_timeline_is_full(tasks, window):
+    states = []
+    for rank, (ages, since) in enumerate(tasks):
+        events = [event(submitted=age, started=age, ended=age / 2) for age in ages]
+        events = [one | {"ended": None} if one["submitted"] > 10 else one for one in events]
+        states.append(state(f"worker {rank}", events=events, since=since))
+    # All answer at the same time.
+    answers = [TaskAnswer(s["task"], "a:1", 5.0, ReportedState.from_json(s)) for s in states]
+    assert describe("job.json", answers, answers)["window"] == window
+
+
+def test_after_the_end_the_last_state_stays(tmp_path, monkeypatch):
+    """Worker 0 leaves its state, worker 1 is killed, and nothing was seen of worker 2."""
+    monkeypatch.setattr(dashboard, "_FRESH", 0.0)
+    ends = []
+    names = [f"worker {rank}" for rank in range(3)]
+    record = JobRecord(names, tmp_path, lambda: ends[0] if ends else None)
+    with telling(state("worker 0", steps=5)) as one, telling(state("worker 1", steps=6)) as other:
+        addresses = {"worker 0": one, "worker 1": other, "worker 2": "127.0.0.1:1"}
+        sampler = Sampler(Targets(addresses, SECRET))
+        view = JobView(sampler, "title", record)
+        fields = json.loads(view.json())
+        sampler.close()
+    assert fields["end"] is None
+    last = state("worker 0", steps=8, fit=fit(has_ended=True), curves={"val_loss": [[8, 0.5]]})
+    last_state.leave(tmp_path, "worker 0", lambda: last)
+    ends.append(JobEnd(1e9, 137, {"worker 0": 0, "worker 1": 137}))
+    fields = json.loads(view.json())
+    assert fields["end"] == {"at": 1e9, "code": 137, "exits": {"worker 0": 0, "worker 1": 137}}
+    assert [task["steps"] for task in fields["tasks"]] == [8, 6, None]
+    assert {task["problem"] for task in fields["tasks"]} == {"has ended"}
+    assert fields["fit"]["has_ended"] and fields["fit"]["curves"] == {"val_loss": [[8, 0.5]]}
+    # Nothing asks the tasks, and nothing changes any more.
+    ends[0] = JobEnd(2e9, 0, {})
+    assert json.loads(view.json()) == fields
+
+
+def test_looks_also_without_a_page(monkeypatch):
+    monkeypatch.setattr(dashboard, "_FRESH", 0.0)
+    monkeypatch.setattr(dashboard, "_PERIOD", 0.01)
+    looks = []
+
+    def end():
+        looks.append(1)
+        if len(looks) == 2:
+            raise RuntimeError("of the test")
+        return JobEnd(1e9, 0, {}) if len(looks) == 4 else None
+
+    with telling(state(steps=5)) as address:
+        sampler = Sampler(Targets({"worker 0": address}, SECRET))
+        view = JobView(sampler, "title", JobRecord(["worker 0"], None, end))
+        view.follow(threading.Event())
+        sampler.close()
+    assert len(looks) == 4 and json.loads(view.json())["tasks"][0]["steps"] == 5
 
 
 def hostile_states():
@@ -177,9 +272,11 @@ def hostile_states():
     text = state("worker 0", traffic={"__proto__": [1, 1], name: [10**18, 0]}, script=name)
     integer = state("worker 0", traffic={"worker 1": [10**400, 0]})
     negative = state("worker 0", events=[event(submitted=-1e17, ended=1e17)], memory=-(10**18))
+    huge_fit = fit(epoch=-(2**52), epochs=0, batches=0, done=-1.0, remaining=1e17)
+    odd_fit = state("worker 0", fit=huge_fit, cpu=-1e17, since=-1.0, curves={"__proto__": []})
     return {
         **{"huge": huge, "labels": labels, "text": text, "integer": integer},
-        **{"negative": negative},
+        **{"negative": negative, "odd fit": odd_fit},
     }
 
 
@@ -191,7 +288,7 @@ def test_a_hostile_task_is_shown_beside_the_others(kind, monkeypatch):
     with telling(good, hostile) as first, telling(state("worker 1", steps=5)) as second:
         sampler = Sampler(Targets({"worker 0": first, "worker 1": second}, SECRET))
         try:
-            with serving(JobView(sampler, "title")) as server:
+            with serving(JobView(sampler, "title", JobRecord())) as server:
                 for _ in range(3):
                     status, body, _ = ask(server, f"/job.json?token={TOKEN}")
                     assert status == 200
@@ -216,7 +313,7 @@ def test_looks_only_as_often_as_necessary(monkeypatch):
     monkeypatch.setattr(dashboard, "_FRESH", 1000.0)
     with telling(state(steps=1), state(steps=2)) as address:
         sampler = Sampler(Targets({"worker 0": address}, SECRET))
-        view = JobView(sampler, "title")
+        view = JobView(sampler, "title", JobRecord())
         first = view.json()
         assert view.json() == first
         monkeypatch.setattr(dashboard, "_FRESH", 0.0)

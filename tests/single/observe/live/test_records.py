@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
 
-from single.observe.live.live_states import state
+from single.observe.live.live_states import fit, state
 from tfdist.observe.live.records import ReportedState, TaskAnswer, activity
 
 EVENT = {
@@ -38,12 +39,20 @@ def test_rates_between_two_looks():
     assert first.waits == {"worker 1": 0.75}
     assert first.traffic == {"worker 1": (1000.0, 0.0)}
     assert (first.sent, first.received) == (10_000.0, 20_000.0)
+    assert (first.cpu, second.cpu) == (pytest.approx(0.05), pytest.approx(0.025))
     assert job.straggler == "worker 1" and job.waited_for["worker 1"] == 0.75
     assert job.seconds == 2.0
     # A single look knows no rates.
     job = activity(after, after)
     assert job.tasks[0].steps == 120 and job.tasks[0].step_rate is None
     assert job.straggler is None
+
+
+def test_the_last_state_of_a_task_that_does_not_answer():
+    (last,) = answers(10.0, state(steps=7))
+    ended = dataclasses.replace(last, problem="has ended")
+    (task,) = activity([last], [ended]).tasks
+    assert (task.problem, task.steps, task.step_rate) == ("has ended", 7, None)
 
 
 def test_little_waiting_makes_no_straggler():
@@ -104,7 +113,7 @@ def test_queues():
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
+        {"format": 1},
         {"task": 3},
         {"task": None},
         {"pid": "x"},
@@ -115,7 +124,15 @@ def test_queues():
         {"metrics": 5},
         {"traffic": {"worker 1": [1]}},
         {"traffic": []},
-        {"loss": [[1, float("inf")]]},
+        {"cpu": "much"},
+        {"curves": {"loss": [[1, float("inf")]]}},
+        {"curves": [[1, 0.5]]},
+        {"since": None},
+        {"fit": {}},
+        {"fit": fit(epoch=1.5)},
+        {"fit": fit(batches=10**30)},
+        {"fit": fit(done=2.0)},
+        {"fit": fit(remaining="soon")},
         {"events": [{"kind": "span"}]},
         {"events": [None]},
         {"pid": 10**30},
@@ -127,8 +144,9 @@ def test_queues():
         {"metrics": [["tfdist_wait_seconds", [f"{i}"], 1] for i in range(100_000)]},
         {"traffic": {"worker 1": [10**400, 0]}},
         {"traffic": {f"worker {i}": [1, 1] for i in range(100_000)}},
-        {"loss": [[10**18, 0.5]]},
-        {"loss": [[1, 0.5]] * 100_000},
+        {"curves": {"loss": [[10**18, 0.5]]}},
+        {"curves": {"loss": [[1, 0.5]] * 100_000}},
+        {"curves": {f"metric {i}": [] for i in range(1000)}},
         {"events": [EVENT] * 100_000},
         {"events": [EVENT | {"submitted": 1e308}]},
         {"events": [EVENT | {"bytes": 2**70}]},
@@ -174,10 +192,10 @@ def test_values_of_a_training_that_diverges_and_of_a_clock_that_runs_ahead():
     found = ReportedState.from_json(
         state(
             task="x" * 100_000,
-            loss=[[1, 3e38], [2, 1e305], [3, -1e305]],
+            curves={"y" * 100_000: [[1, 3e38], [2, 1e305], [3, -1e305]]},
             events=[EVENT | {"submitted": -5.0, "ended": -1e9}],
         )
     )
-    assert found.loss == [(1, 3e38), (2, None), (3, None)]
+    assert found.curves == {"y" * 1000: [(1, 3e38), (2, None), (3, None)]}
     assert (found.events[0].submitted, found.events[0].ended) == (0.0, 0.0)
     assert found.task == "x" * 1000

@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import socket
 import threading
 import time
 
 import pytest
 
-from single.observe.live.live_states import serving, state, telling
+from single.observe.live.live_states import fit, serving, state, telling
 from tfdist.cli.main import main
 from tfdist.config.cluster import Cluster
 from tfdist.config.job_file import JobFile
 from tfdist.control.signing import metrics_token
 from tfdist.observe.live import sampler
-from tfdist.observe.live.records import activity
+from tfdist.observe.live.records import FitProgress, ReportedState, TaskAnswer, activity
 from tfdist.observe.live.sampler import Sampler
-from tfdist.observe.live.table import describe, number, size
+from tfdist.observe.live.table import describe, number, progress, size
 from tfdist.observe.live.targets import Targets
 
 pytestmark = pytest.mark.timeout(60)
@@ -57,7 +58,8 @@ def test_one_table(job_file, capsys):
     assert out[0] == "2 of 2 tasks answer"
     assert out[1].split()[:4] == ["task", "steps", "steps/s", "rows/s"]
     assert out[2].split()[:3] == ["worker", "0", "110"]
-    # 0.1 s of waiting in little more than 0.1 s.
+    # 0.05 s of a processor, and 0.1 s of waiting, in little more than 0.1 s.
+    assert re.search(r"\b[1-5]\d %  300.0 MB", out[2])
     assert "worker 1" in out[2] and out[4].startswith("late: worker 1;")
     assert "\x1b" not in "".join(out)
 
@@ -81,7 +83,7 @@ def test_a_job_that_ends(job_file, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"metrics": {}}, "TFDIST_METRICS_PORT=0 tfdist run"),
+        ({"metrics": {}}, "several hosts without TFDIST_METRICS_PORT=0"),
         ({"secret": None}, "expected the job's secret"),
     ],
 )
@@ -128,7 +130,7 @@ def ask(answer, timeout=2.0):
         ((404, b""), "status 404"),
         ((200, b"<html>"), "expected what a task of this release tells"),
         ((200, b"[" * 100_000), "expected what a task of this release tells"),
-        ((200, b'{"format": 3}'), "expected format 1, received 3"),
+        ((200, b'{"format": 3}'), "expected format 2, received 3"),
         ((200, b"\xff"), "expected what a task of this release tells"),
     ],
 )
@@ -192,6 +194,28 @@ def test_names_do_not_control_the_terminal():
     text = describe(activity([found], [found]))
     assert "\x1b" not in text and "\x07" not in text
     assert "evil\\x1b[2J\\nworker" in text
+
+
+def test_where_fit_stands():
+    first, second = state("worker 0", fit=fit()), state("worker 1", fit=fit(epoch=3))
+    found = [TaskAnswer(s["task"], "a:1", 1.0, ReportedState.from_json(s)) for s in (first, second)]
+    text = describe(activity(found, found))
+    assert "worker 0: epoch 2 of 5, batch 3 of 10, 1 min left\n" in text + "\n"
+    assert "epoch 3" not in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"batches": None, "remaining": None}, "epoch 2 of 5, batch 3"),
+        ({"remaining": 59.2}, "epoch 2 of 5, batch 3 of 10, 60 s left"),
+        ({"remaining": 7 * 3600 + 125}, "epoch 2 of 5, batch 3 of 10, 7 h 2 min left"),
+        ({"remaining": 50 * 3600}, "epoch 2 of 5, batch 3 of 10, 2 d 2 h left"),
+        ({"has_ended": True, "remaining": 0.0}, "epoch 2 of 5, fit has ended"),
+    ],
+)
+def test_the_words_of_progress(fields, text):
+    assert progress(FitProgress(**fit(**fields))) == text
 
 
 def test_units():

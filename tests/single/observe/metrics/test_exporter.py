@@ -21,6 +21,7 @@ from tfdist.launch.ports import free_range
 from tfdist.observe.live.records import ReportedState
 from tfdist.observe.metrics import http_server
 from tfdist.observe.metrics.exporter import Exporter, serve
+from tfdist.observe.metrics.last_state import path_of
 
 SECRET = b"a secret of sixteen"
 PORT = 5
@@ -212,6 +213,36 @@ def test_a_taken_port_is_an_error():
             serve(cluster_at("127.0.0.1"), settings)
     with pytest.raises(ClusterConfigError, match="port of at most 65534, .* received 65535"):
         serve(cluster_at("127.0.0.1"), Settings(metrics_port=65535))
+
+
+def test_a_port_that_nobody_has_asked_for(tmp_path, caplog):
+    """It may be taken, and tells other users of the machine nothing; the last state is left."""
+    states = tmp_path / "states"
+    settings = Settings(metrics_by_default=True, secret=SECRET, state_dir=str(states))
+    with serving() as server:
+        settings = dataclasses.replace(settings, metrics_port=server.port - 1)
+        assert serve(cluster_at("127.0.0.1"), settings) is None
+    (text,) = caplog.messages
+    assert text.startswith("worker 1: serves no metrics") and f"port {server.port}, " in text
+    settings = dataclasses.replace(settings, metrics_port=free_range(2))
+    with contextlib.closing(serve(cluster_at("127.0.0.1"), settings)) as server:
+        assert ask(server)[0] == 401
+        assert ask(server, Authorization=f"Bearer {metrics_token(SECRET)}")[0] == 200
+        assert not states.exists()
+        server.end()
+        (file,) = states.iterdir()
+        assert file == path_of(states, "worker 1") and states.stat().st_mode & 0o777 == 0o700
+        assert ReportedState.from_json(json.loads(file.read_text())).task == "worker 1"
+        file.unlink()
+    # Once.
+    assert not list(states.iterdir()) and len(caplog.messages) == 1
+
+
+def test_a_last_state_that_cannot_be_kept(tmp_path, caplog):
+    (tmp_path / "states").write_text("a file")
+    settings = Settings(metrics_port=0, secret=SECRET, state_dir=str(tmp_path / "states"))
+    serve(cluster_at("127.0.0.1"), settings).close()
+    assert "worker 1: its last state cannot be kept for the dashboard" in caplog.text
 
 
 def test_tasks_with_a_host_each_have_the_same_port():

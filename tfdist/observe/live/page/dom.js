@@ -28,6 +28,11 @@ export function chart(width, height, label, ...children) {
   return svg("svg", {viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": label}, ...children);
 }
 
+// Returns the width of an element's content: letters keep their size in a drawing of that width.
+export function widthOf(element) {
+  return Math.max(240, element.clientWidth || 460);
+}
+
 // Numbers as text; "–" for unknown ones.
 
 export function rate(value) {
@@ -50,4 +55,13 @@ export function bytes(count) {
 
 export function seconds(value) {
   return value < 0.001 ? `${Math.round(1e6 * value)} µs` : value < 1 ? `${(1000 * value).toFixed(1)} ms` : `${value.toFixed(2)} s`;
+}
+
+// Returns a time of minutes, hours or days with two parts at most: "3 h 20 min".
+export function duration(value) {
+  if (value === null || value === undefined) return "–";
+  const minutes = Math.round(value / 60), hours = Math.floor(minutes / 60), days = Math.floor(hours / 24);
+  if (value < 60) return `${Math.ceil(value)} s`;
+  if (!hours) return `${minutes} min`;
+  return days ? `${days} d ${hours % 24} h` : `${hours} h ${minutes % 60} min`;
 }

@@ -1,8 +1,9 @@
 // The traffic between tasks: they stand in a circle, with an arrow from each sender to each receiver.
 
-import {bytes, chart, html, svg} from "./dom.js";
+import {bytes, chart, html, svg, widthOf} from "./dom.js";
 
-const WIDTH = 460, HEIGHT = 300, RADIUS = 112, NODE = 9;
+const HEIGHT = 300, MAX_RADIUS = 112, NODE = 9;
+const LABEL = 84; // the width of a task's name beside the circle
 const MAX_LABELS = 40, MAX_PAIRS = 2000;
 
 // Returns [from, to, bytes per second] for each pair, the largest first. A pair is known from both of
@@ -22,10 +23,10 @@ export function edges(tasks) {
   return [...found.values()].sort((a, b) => b[2] - a[2]);
 }
 
-function places(names) {
+function places(names, width, radius) {
   return new Map(names.map((name, i) => {
     const angle = 2 * Math.PI * i / names.length - Math.PI / 2;
-    return [name, {x: WIDTH / 2 + RADIUS * Math.cos(angle), y: HEIGHT / 2 + RADIUS * Math.sin(angle), angle}];
+    return [name, {x: width / 2 + radius * Math.cos(angle), y: HEIGHT / 2 + radius * Math.sin(angle), angle}];
   }));
 }
 
@@ -46,14 +47,15 @@ function arrow(from, to, rate, most, ofServer, title) {
     svg("path", {class: `arrow${kind}`, d: `M${tip.x} ${tip.y}L${base.x + side.x} ${base.y + side.y}L${base.x - side.x} ${base.y - side.y}Z`}));
 }
 
-// Returns the drawing and a table of the same.
-export function graph(job) {
+// Returns the drawing for a place on the page, and a table of the same.
+export function graph(job, place) {
+  const width = widthOf(place), radius = Math.min(MAX_RADIUS, width / 2 - LABEL);
   const all = edges(job.tasks), pairs = all.slice(0, MAX_PAIRS);
   const names = [...new Set([...job.tasks.map((task) => task.name), ...pairs.flatMap(([from, to]) => [from, to])])];
-  const at = places(names), most = pairs.length ? pairs[0][2] : 1;
-  const silent = new Set(job.tasks.filter((task) => task.problem).map((task) => task.name));
+  const at = places(names, width, radius), most = pairs.length ? pairs[0][2] : 1;
+  const silent = new Set(job.tasks.filter((task) => task.problem && job.end === null).map((task) => task.name));
   const text = ([from, to, rate]) => `${from} to ${to}: ${bytes(rate)}/s`;
-  const drawn = chart(WIDTH, HEIGHT, `${names.length} tasks, ${all.length} directions of traffic; the table below lists the largest ${pairs.length}`,
+  const drawn = chart(width, HEIGHT, `${names.length} tasks, ${all.length} directions of traffic; the table below lists the largest ${pairs.length}`,
     ...pairs.map((pair) => arrow(at.get(pair[0]), at.get(pair[1]), pair[2], most, pair[0].startsWith("ps ") || pair[1].startsWith("ps "), text(pair))),
     ...names.map((name) => {
       const {x, y} = at.get(name);
@@ -64,8 +66,8 @@ export function graph(job) {
       const {angle} = at.get(name), cos = Math.cos(angle);
       const anchor = cos > 0.3 ? "start" : cos < -0.3 ? "end" : "middle";
       return svg("text", {
-        x: WIDTH / 2 + (RADIUS + NODE + 8) * cos,
-        y: HEIGHT / 2 + (RADIUS + NODE + 12) * Math.sin(angle) + 4,
+        x: width / 2 + (radius + NODE + 8) * cos,
+        y: HEIGHT / 2 + (radius + NODE + 12) * Math.sin(angle) + 4,
         "text-anchor": anchor,
       }, name.length > 24 ? `${name.slice(0, 23)}…` : name);
     })));

@@ -1,8 +1,10 @@
 // The last seconds of each task: bars for steps, collectives and requests.
 
-import {bytes, chart, seconds, svg} from "./dom.js";
+import {ticks} from "./axis.js";
+import {bytes, chart, seconds, svg, widthOf} from "./dom.js";
 
-const WIDTH = 960, LEFT = 96, RIGHT = 8, ROW = 9, GAP = 10, AXIS = 24;
+const RIGHT = 8, ROW = 9, GAP = 10, AXIS = 24;
+const NARROW = 600; // of the page; the names of tasks then have less space
 const KINDS = ["span", "collective", "request"];
 const MAX_TASKS = 16, MAX_ROWS = 4;
 
@@ -39,35 +41,40 @@ function bar(event, y, x) {
   return svg("g", {}, svg("title", {}, describe(event)), ...parts);
 }
 
-// Returns the drawing, and how many tasks it leaves out.
-export function timeline(job) {
-  const names = Object.keys(job.events).filter((name) => job.events[name].length);
+function isShown(event, window) {
+  return event.ended === null || event.ended < window;
+}
+
+function age(seconds) {
+  return seconds < 1 ? `−${Number((1000 * seconds).toPrecision(3))} ms` : `−${Number(seconds.toPrecision(3))} s`;
+}
+
+// Returns the drawing for a place on the page, and how many tasks it leaves out.
+export function timeline(job, place) {
+  const width = widthOf(place), left = width < NARROW ? 64 : 96, letters = Math.floor((left - 8) / 6.6);
+  const names = Object.keys(job.events).filter((name) => job.events[name].some((event) => isShown(event, job.window)));
   const shown = names.slice(0, MAX_TASKS);
-  const x = (age) => LEFT + (WIDTH - LEFT - RIGHT) * (1 - Math.min(Math.max(age, 0), job.window) / job.window);
+  const x = (age) => left + (width - left - RIGHT) * (1 - Math.min(Math.max(age, 0), job.window) / job.window);
   const parts = [];
   let y = AXIS;
   for (const name of shown) {
     const top = y;
     const bars = [];
     for (const kind of KINDS) {
-      const events = job.events[name].filter((event) => event.kind === kind);
+      const events = job.events[name].filter((event) => event.kind === kind && isShown(event, job.window));
       if (!events.length) continue;
       const places = rows(events);
       events.forEach((event, i) => bars.push(bar(event, y + 1 + ROW * places[i], x)));
       y += ROW * (Math.max(...places) + 1) + 3;
     }
-    parts.push(svg("rect", {class: "lane", x: LEFT, y: top - 2, width: WIDTH - LEFT - RIGHT, height: y - top + 2}));
-    parts.push(svg("text", {x: LEFT - 8, y: (top + y) / 2 + 4, "text-anchor": "end"}, name.length > 13 ? `${name.slice(0, 12)}…` : name));
+    parts.push(svg("rect", {class: "lane", x: left, y: top - 2, width: width - left - RIGHT, height: y - top + 2}));
+    parts.push(svg("text", {x: left - 8, y: (top + y) / 2 + 4, "text-anchor": "end"}, name.length > letters ? `${name.slice(0, letters - 1)}…` : name));
     parts.push(...bars);
     y += GAP;
   }
-  const marks = [];
-  for (let age = 0; age <= job.window; age += 1) {
-    marks.push(svg("line", {class: "axis", x1: x(age), x2: x(age), y1: AXIS - 6, y2: Math.max(y - GAP, AXIS)}));
-    if (age % 2 === 0) {
-      marks.push(svg("text", {class: "faint", x: x(age), y: AXIS - 10, "text-anchor": age ? "middle" : "end"}, age ? `−${age} s` : "now"));
-    }
-  }
-  const label = `The last ${job.window} seconds of ${shown.length} tasks; a bar's title describes it`;
-  return {drawn: shown.length ? chart(WIDTH, y, label, ...parts, ...marks) : null, hidden: names.length - shown.length};
+  const marks = ticks(0, job.window, width / 110).flatMap((at) => [
+    svg("line", {class: "axis", x1: x(at), x2: x(at), y1: AXIS - 6, y2: Math.max(y - GAP, AXIS)}),
+    svg("text", {class: "faint", x: x(at), y: AXIS - 10, "text-anchor": at ? "middle" : "end"}, at ? age(at) : job.end ? "end" : "now")]);
+  const label = `The last ${seconds(job.window)} of ${shown.length} tasks; a bar's title describes it`;
+  return {drawn: shown.length ? chart(width, y, label, ...parts, ...marks) : null, hidden: names.length - shown.length};
 }
