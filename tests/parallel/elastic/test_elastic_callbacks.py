@@ -222,7 +222,7 @@ def test_a_worker_ends_whose_weights_differ(library):
     with start_ranks(train_at_random, 2, args=args, env={"TFDIST_ELASTIC": "1:2"}) as ranks:
         outcomes = ranks.join(TIMEOUT)
     by_name = {outcome.exception or "": outcome for outcome in outcomes}
-    assert by_name.keys() == {"", "TfdistError"}, [o.describe() for o in outcomes]
+    assert by_name.keys() == {"", "TfdistError"}, "\n".join(o.describe() for o in outcomes)
     assert "in 1 variables" in by_name["TfdistError"].message
     assert "last/kernel" in by_name["TfdistError"].message, by_name["TfdistError"].message
     assert by_name[""].result[2] == 1

@@ -140,9 +140,9 @@ def test_each_mode_goes_on():
         train_and_lose_one_worker_in_each_mode, 4, env={"TFDIST_ELASTIC": "1:4"}
     ) as ranks:
         outcomes = ranks.join(timeout=120)
-    assert [outcome.signal for outcome in outcomes[:3]] == [signal.SIGKILL] * 3, [
+    assert [outcome.signal for outcome in outcomes[:3]] == [signal.SIGKILL] * 3, "\n".join(
         outcome.describe() for outcome in outcomes
-    ]
+    )
     assert outcomes[3].ok, outcomes[3].describe()
     # The last one has become rank 0.
     assert outcomes[3].result is True
@@ -184,4 +184,4 @@ def refuse_what_is_not_elastic(ctx):
 def test_what_is_not_elastic_is_refused():
     with start_ranks(refuse_what_is_not_elastic, 2, env={"TFDIST_ELASTIC": "1:2"}) as ranks:
         outcomes = ranks.join(timeout=60)
-    assert all(outcome.ok for outcome in outcomes), [o.describe() for o in outcomes]
+    assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)

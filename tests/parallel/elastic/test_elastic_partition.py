@@ -88,7 +88,7 @@ def test_the_majority_goes_on_and_the_others_join_it_again():
             network.set_link(CUT_OFF, "up")
             outcomes = ranks.join(timeout=90)
             after = ranks[CUT_OFF].reports[steps_alone:]
-    assert all(outcome.ok for outcome in outcomes), [o.describe() for o in outcomes]
+    assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)
     # Cut off, it made no step; afterwards it was one of three again.
     assert {members for _, members in after} == {3}
     expected = outcomes[0].result[1]

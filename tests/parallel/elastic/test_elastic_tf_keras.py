@@ -395,4 +395,4 @@ def refuse_what_is_not_elastic(ctx):
 def test_what_is_not_elastic_is_refused():
     with start_ranks(refuse_what_is_not_elastic, 1, env={"TFDIST_ELASTIC": "1:1"}) as ranks:
         outcomes = ranks.join(timeout=60)
-    assert all(outcome.ok for outcome in outcomes), [o.describe() for o in outcomes]
+    assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)

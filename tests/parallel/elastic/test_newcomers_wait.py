@@ -129,9 +129,9 @@ def test_a_newcomer_waits_for_a_unit_that_admits_it():
         ranks.send(of_rank[2], "die")
         outcomes = ranks.join(TIMEOUT)
     killed = [outcome for outcome in outcomes if not outcome.ok]
-    assert [outcome.signal for outcome in killed] == [signal.SIGKILL], [
+    assert [outcome.signal for outcome in killed] == [signal.SIGKILL], "\n".join(
         outcome.describe() for outcome in killed
-    ]
+    )
     results = sorted(outcome.result for outcome in outcomes if outcome.ok)
     units = results[0][2]
     assert results == [(rank, 3, units, 4.0) for rank in range(3)]
@@ -167,7 +167,7 @@ def test_a_worker_that_comes_after_fit_is_not_the_one_that_saves():
         for rank in (0, 1):
             ranks.send(rank, "end")
         outcomes = ranks.join(TIMEOUT)
-    assert all(outcome.ok for outcome in outcomes), [o.describe() for o in outcomes]
+    assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)
     losses, chiefs, lines, weights = zip(*(outcome.result for outcome in outcomes), strict=True)
     assert losses[0] == losses[1] == losses[2]
     assert chiefs == (True, False, False)

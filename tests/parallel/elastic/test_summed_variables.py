@@ -58,7 +58,7 @@ def train(ctx):
 def test_what_is_set_is_read():
     with start_ranks(train, 3, env={"TFDIST_ELASTIC": "1:3"}) as ranks:
         outcomes = ranks.join(60.0)
-    assert [outcome.result for outcome in outcomes[:2]] == [2, 2], [
+    assert [outcome.result for outcome in outcomes[:2]] == [2, 2], "\n".join(
         outcome.describe() for outcome in outcomes
-    ]
+    )
     assert outcomes[2].signal == signal.SIGKILL

@@ -48,7 +48,7 @@ def life(folder, killed_at=None):
         outcomes = ranks.join(timeout=60)
     if killed_at is not None:
         return any(outcome.signal == signal.SIGKILL for outcome in outcomes)
-    assert all(outcome.ok for outcome in outcomes), [o.describe() for o in outcomes]
+    assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)
     return False
 
 

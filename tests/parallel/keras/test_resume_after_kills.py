@@ -99,7 +99,7 @@ def life(body, workers, *args, **kwargs):
         outcomes = ranks.join(timeout=60)
     if any(outcome.signal == signal.SIGKILL for outcome in outcomes):
         return None
-    assert all(outcome.ok for outcome in outcomes), [o.describe() for o in outcomes]
+    assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)
     return outcomes[0].result
 
 

@@ -49,7 +49,7 @@ def test_parameter_servers(ctx):
 def test_elastic_workers():
     with start_ranks(_train, 2, env={"TFDIST_ELASTIC": "2:2:2"}) as ranks:
         outcomes = ranks.join(120.0)
-    assert all(outcome.ok for outcome in outcomes), [each.describe() for each in outcomes]
+    assert all(outcome.ok for outcome in outcomes), "\n".join(each.describe() for each in outcomes)
     _like_alone([outcome.result for outcome in outcomes])
 
 

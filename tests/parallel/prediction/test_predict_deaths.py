@@ -99,7 +99,7 @@ def test_a_killed_worker_leaves_no_trace(tmp_path):
             ranks[rank].kill()
             ranks.restart(rank)
         outcomes = ranks.join(timeout=120)
-    assert all(outcome.ok for outcome in outcomes), [o.describe() for o in outcomes]
+    assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)
     assert contents(out) == contents(tmp_path / "whole")
     assert ids(out) == list(range(RECORDS))
 
@@ -146,7 +146,7 @@ def test_kills_at_any_moment(tmp_path):
                 ranks.restart(rank)
         print(f"{parts_of(out)} of {parts} parts at the last of {kills} kills")
         outcomes = ranks.join(timeout=rounds(120, 1200))
-    assert all(outcome.ok for outcome in outcomes), [o.describe() for o in outcomes]
+    assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)
     assert ids(out) == list(range(parts * TASK))
     assert contents(out) == contents(tmp_path / "whole")
     assert not rejected(out)
