@@ -40,8 +40,7 @@ class OutputFolder:
         """Makes the folder, if it is new.
 
         Raises:
-          PredictionError: it has files that no prediction has written, or its file system has no
-            hard links.
+          PredictionError: it has files that no prediction has written.
           OSError: it cannot be made.
         """
         self.path.mkdir(parents=True, exist_ok=True)
@@ -54,7 +53,6 @@ class OutputFolder:
             )
         for room in _ROOMS:
             (self.job / room).mkdir(parents=True, exist_ok=True)
-        self._check_links()
 
     def stage(self, name: str) -> Path:
         """Returns the path of a new file, which no other worker uses."""
@@ -100,7 +98,13 @@ class OutputFolder:
         """Returns the parts that are committed."""
         return {int(name[:-5]) for name in os.listdir(self.records) if name.endswith(".json")}
 
-    def _check_links(self) -> None:
+    def check_links(self) -> None:
+        """Tries hard links. Its owner is a living worker, else others remove the staged files.
+
+        Raises:
+          PredictionError: the file system has none.
+          OSError: the folder cannot be written.
+        """
         probe, link = self.stage("probe"), self.stage("link")
         try:
             probe.touch()

@@ -113,6 +113,7 @@ def predict(
     folder.open()
     name = f"{cluster.task_name} on {socket.gethostname()}"
     with LivingWorker(id, folder.workers, name, source.spec.lease) as worker, notice.expected():
+        folder.check_links()
         claims = Claims(folder, worker, batch_size)
         job = agree(folder, claims, source.spec, source.describe, arguments, _end_if_told)
         batches = Batches(source, job.data, map, batch_size)

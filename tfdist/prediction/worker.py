@@ -296,7 +296,8 @@ def remove_abandoned(folder: OutputFolder, worker: LivingWorker) -> None:
     abandoned = [path for path, owner in folder.staged_files() if not worker.may_come_back(owner)]
     if abandoned:
         for part in folder.finished():
-            publish(folder, read_record(folder, part))
+            with contextlib.suppress(FileNotFoundError):  # it was withdrawn in between
+                publish(folder, read_record(folder, part))
     for path in abandoned:
         path.unlink(missing_ok=True)
     worker.remove_dead()

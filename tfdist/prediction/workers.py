@@ -18,6 +18,7 @@ from tfdist.atomic_files import machine_id
 
 _TOUCHES = 4  # in a lease
 _SURELY_DEAD = 20.0  # leases without a touch
+_STARTING = "starting."  # before the name of a file that is not locked yet
 
 
 def new_id() -> str:
@@ -43,10 +44,13 @@ class LivingWorker:
         self._thread = threading.Thread(target=self._touch, name="tfdist-predict", daemon=True)
 
     def __enter__(self) -> LivingWorker:
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        # Others who saw it without its lock would take this worker for dead.
+        new = self._folder / f"{_STARTING}{self.id}"
+        self._descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         os.write(self._descriptor, self._name.encode())
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(new, self._path)
         self._thread.start()
         return self
 

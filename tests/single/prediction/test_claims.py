@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tfdist.prediction.claims import Claims
 from tfdist.prediction.deaths import Death
 from tfdist.prediction.folder import OutputFolder
+from tfdist.prediction.worker import remove_abandoned
 from tfdist.prediction.workers import LivingWorker, new_id
 
 
@@ -110,3 +113,27 @@ def test_a_damaged_claim_has_no_owner(job):
     claim = claims.take(7)
     assert claim is not None and claim.deaths.all == ()
     claims.release(claim, is_done=True)
+
+
+def test_a_worker_that_starts_is_not_taken_for_dead(job):
+    _, cleaner = job.worker()
+    folder = OutputFolder(job.path, cleaner.id)
+    ended = threading.Event()
+
+    def clean():
+        while not ended.is_set():
+            remove_abandoned(folder, cleaner)
+
+    with ThreadPoolExecutor(1) as pool:
+        cleaning = pool.submit(clean)
+        try:
+            for _ in range(100):
+                claims, worker = job.worker()
+                claims._folder.check_links()
+                staged = claims._folder.stage("part")
+                staged.touch()
+                remove_abandoned(folder, cleaner)
+                assert staged.exists() and worker._path.exists()
+        finally:
+            ended.set()
+        cleaning.result()
