@@ -117,6 +117,18 @@ def generators_of_opening(dataset: object) -> list[SeedGenerator]:
     return [generator for generator in found if generator not in later]
 
 
+def generators_drawn_later(datasets: Sequence[object]) -> list[SeedGenerator]:
+    """Returns the seed generators of datasets that also draw while data is read.
+
+    How many orders they have drawn after an epoch that ends before their data does depends on how
+    far TensorFlow has read ahead, so processes differ:
+
+        rows.shuffle(100, seed=1).repeat().map(parse).batch(8).take(50)
+    """
+    at_once = [each for dataset in datasets for each in generators_of_opening(dataset)]
+    return [each for each in generators(datasets) if each not in at_once]
+
+
 def draw_for_opening(dataset: tf.data.Dataset) -> None:
     """Draws what an iterator of a dataset draws when it is made, without making it.
 

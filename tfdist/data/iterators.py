@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist._types import DistributedData, Nested
 from tfdist.data.openings import Openings, Target, source_of, splits_batches
 from tfdist.data.position import InputPosition
+from tfdist.data.same_draws import agreement_of
 from tfdist.data.strategies import worker_input_of, workers_of
 
 # The classes of the iterators of `strategy.experimental_distribute_dataset(...)`, for which
@@ -57,7 +58,9 @@ def positioned(
     kind = kinds.get(getattr(distributed, "of_tensorflow", type(distributed)))
     if kind is None or not tf.executing_eagerly():
         return distributed
-    openings = Openings(source, _as_now(strategy, distribute), distributed, splits)
+    openings = Openings(
+        source, _as_now(strategy, distribute), distributed, splits, agreement_of(strategy)
+    )
     return kind(distributed, openings)
 
 

@@ -12,7 +12,13 @@ import tensorflow as tf
 from tfdist._types import DistributedData
 from tfdist.data import order
 from tfdist.data.background_release import release_in_background
-from tfdist.data.draws import Drawing, draw_for_opening, generators, generators_of_opening
+from tfdist.data.draws import (
+    Drawing,
+    SeedGenerator,
+    draw_for_opening,
+    generators,
+    generators_drawn_later,
+)
 from tfdist.data.order import (
     only_draws_when_opened,
     opens_at_first_element,
@@ -185,6 +191,7 @@ class Openings:
       distributed: the dataset that this worker reads, from the beginning.
       splits_batches: tells whether each worker reads a share of each global batch. Else it reads
         other batches or files than the others, and leaves out as many of its own.
+      agree: sets draws to those of the first worker, for workers that open the data together.
 
     Attributes:
       opening: how often the data was opened, from 1 once it was.
@@ -201,6 +208,7 @@ class Openings:
         distribute: Callable[[tf.data.Dataset], DistributedData],
         distributed: DistributedData,
         splits_batches: Callable[[], bool],
+        agree: Callable[[Sequence[SeedGenerator]], None] | None = None,
     ) -> None:
         self.source = source
         self.opening = 0
@@ -211,6 +219,7 @@ class Openings:
         self._distribute = distribute
         self.distributed = distributed
         self._splits_batches = splits_batches
+        self._agree = agree
         self._next: Target | None = None
 
     @functools.cached_property
@@ -258,6 +267,15 @@ class Openings:
             )
         return reasons
 
+    def agree(self) -> None:
+        """Goes on with the orders of the first worker; workers that share batches call it together.
+
+        Raises:
+          tf.errors.OpError: a worker was lost.
+        """
+        if self._agree is not None and self.splits_batches:
+            self._agree(self._drawn_later())
+
     def prepare(self) -> None:
         """Says that an epoch begins: data that reads ahead of its iterator does so from now on."""
         if getattr(self.source, "reads_ahead", False):
@@ -295,6 +313,8 @@ class Openings:
             opened = target.opening - 1
             for generator, draws in zip(self._generators(), target.draws, strict=True):
                 generator.go_to(draws)
+        else:
+            self.agree()
         rest = self.source.begin_at(opened, target.opening, of_all, target.openings_read)
         data = self.distributed if rest is None else self._distribute(rest)
         if target.batches > of_all:
@@ -329,11 +349,8 @@ class Openings:
     def _own_generators(self) -> list[Drawing]:
         return list(generators(self.source.datasets))
 
-    def _drawn_later(self) -> list[Drawing]:
-        """The objects that draw an order when the data is read, not as soon as it is opened."""
-        datasets = self.source.datasets
-        at_once = [each for dataset in datasets for each in generators_of_opening(dataset)]
-        return [each for each in generators(datasets) if each not in at_once]
+    def _drawn_later(self) -> list[SeedGenerator]:
+        return generators_drawn_later(self.source.datasets)
 
     def _wrong_draws(self, target: Target) -> list[str]:
         """Why what is drawn for a position is not what was drawn there."""

@@ -23,7 +23,9 @@ def test_two_of_three_train_and_the_third_joins():
         ranks.wait_for(0, "step")
         ranks.send(LATE, "go")
         outcomes = ranks.join(60.0)
-    assert all(outcome.ok for outcome in outcomes), "\n".join(outcome.describe() for outcome in outcomes)
+    assert all(outcome.ok for outcome in outcomes), "\n".join(
+        outcome.describe() for outcome in outcomes
+    )
     results = [outcome.result for outcome in outcomes]
     check(results)
     assert [result["sizes"] for result in results] == [[2, 3], [2, 3], [3]]

@@ -165,8 +165,8 @@ def survive(library, kind, epochs, tmp_path, deaths, workers=2, waits=(), restar
             ranks.restart(dead)
         outcomes = ranks.join(TIMEOUT)
     killed = [outcome for outcome in outcomes if not outcome.ok]
-    assert [outcome.signal for outcome in killed] == [signal.SIGKILL] * (len(deaths) - restarts), "\n".join(
-        outcome.describe() for outcome in outcomes
+    assert [outcome.signal for outcome in killed] == [signal.SIGKILL] * (len(deaths) - restarts), (
+        "\n".join(outcome.describe() for outcome in outcomes)
     )
     (weights, *others) = (outcome.result for outcome in outcomes if outcome.ok)
     assert all(other == weights for other in others)

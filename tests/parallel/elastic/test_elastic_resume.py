@@ -64,4 +64,6 @@ def test_all_workers_have_the_logs_of_the_whole_epoch(tmp_path):
     )
     with start_ranks(train, 2, args=(False,), env=ELASTIC, tmp_path=tmp_path) as ranks:
         outcomes = ranks.join(timeout=60)
-    assert all(outcome.ok for outcome in outcomes), "\n".join(outcome.describe() for outcome in outcomes)
+    assert all(outcome.ok for outcome in outcomes), "\n".join(
+        outcome.describe() for outcome in outcomes
+    )

@@ -136,7 +136,9 @@ def test_its_files_do_not_take_the_place_of_its_successors(tmp_path, moment):
         ranks.send(successor, "go")
         # The other one may find that all is over.
         outcomes = ranks.join(timeout=120, only=[r for r in range(WORKERS) if r != stopped])
-    assert all(outcome.ok for outcome in outcomes), "\n".join(outcome.describe() for outcome in outcomes)
+    assert all(outcome.ok for outcome in outcomes), "\n".join(
+        outcome.describe() for outcome in outcomes
+    )
     expected = fit(library, tfdist.OneDeviceStrategy("CPU:0").scope())
     for outcome in outcomes:
         for received, other in zip(outcome.result, expected, strict=True):

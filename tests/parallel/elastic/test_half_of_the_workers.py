@@ -81,7 +81,9 @@ def test_one_of_two_is_stopped(continues):
         ranks.wait_for(1 - stopped, "waits", timeout=120)
         ranks[stopped].resume()
         outcomes = ranks.join(timeout=120)
-    assert all(outcome.ok for outcome in outcomes), "\n".join(outcome.describe() for outcome in outcomes)
+    assert all(outcome.ok for outcome in outcomes), "\n".join(
+        outcome.describe() for outcome in outcomes
+    )
     expected = fit(tfdist.OneDeviceStrategy("CPU:0").scope())
     for outcome in outcomes:
         for own, other in zip(outcome.result, expected, strict=True):

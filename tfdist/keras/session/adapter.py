@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tfdist._types import KerasCallback
@@ -55,6 +55,9 @@ class Adapter(Protocol):
 
     def forget_batches(self, data: KerasData) -> None:
         """Makes an iterator of data tasks read until its data ends, without a warning."""
+
+    def reopened_datasets(self, data: KerasData) -> Sequence[object]:
+        """Returns the datasets that an iterator opens anew for each epoch."""
 
     def known_batches(self, data: KerasData) -> int | None:
         """Returns how many batches an iterator expects; `None` if it does not know."""

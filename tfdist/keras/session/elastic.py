@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from tfdist import ops
 from tfdist.data.cut.ahead import GlobalBatches
+from tfdist.data.draws import generators_drawn_later
 from tfdist.data.order import order_of_each_process
+from tfdist.data.same_draws import go_to_draws_of_first
 from tfdist.elastic.job import ElasticJob, Unit
 from tfdist.keras.elastic_state import ElasticFit, state_of_newcomer
 from tfdist.keras.session.adapter import Distributor, KerasData
@@ -58,7 +60,7 @@ class ElasticPart(Participant[Session]):
         self, steps: contextlib.AbstractContextManager[None], data: KerasData
     ) -> contextlib.AbstractContextManager[None]:
         """No member continues before all have done all steps of an epoch."""
-        return _agreed(steps, self._job, data)
+        return _agreed(steps, self._job, data, self.session.keras.reopened_datasets(data))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +115,10 @@ class WholeBatches:
 
 @contextlib.contextmanager
 def _agreed(
-    steps: contextlib.AbstractContextManager[None], job: ElasticJob, data: KerasData
+    steps: contextlib.AbstractContextManager[None],
+    job: ElasticJob,
+    data: KerasData,
+    datasets: Sequence[object],
 ) -> Iterator[None]:
     """Waits at the end of an epoch's steps until all members have done them.
 
@@ -123,6 +128,7 @@ def _agreed(
       steps: Keras's context manager around them.
       job: the members.
       data: Keras's iterator.
+      datasets: which it opens for each epoch.
     """
     with steps:
         yield
@@ -131,8 +137,10 @@ def _agreed(
         return  # a callback evaluates before the first step; the members have done so
 
     state = job.state
+    drawn_later = generators_drawn_later(datasets)
 
     def agree() -> None:
+        go_to_draws_of_first(job.communicator, drawn_later)
         if isinstance(state, ElasticFit) and state.compares(data):
             state.compare()
             return

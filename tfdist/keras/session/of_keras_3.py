@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 from keras.callbacks import BackupAndRestore, CallbackList, History, ModelCheckpoint, ProgbarLogger
 
@@ -57,6 +59,10 @@ class Keras3:
             data._num_batches = None
             data._current_iterator = None
             data._interrupted_warning = lambda: None
+
+    def reopened_datasets(self, data: KerasData) -> Sequence[object]:
+        """See `Adapter`."""
+        return [data._distributed_dataset] if data.steps_per_epoch is None else []
 
     def known_batches(self, data: KerasData) -> int | None:
         """See `Adapter`."""
@@ -155,10 +161,14 @@ def open_data(original, self, distribute_strategy=None, *args, **kwargs):
 
 @hooks(TFEpochIterator, "_get_iterator")
 def open_at_position(original, self):
-    """`fit` opens its training data at its position."""
+    """`fit` opens its training data at its position, other data as the other workers do."""
     opened = original(self)
     positions = _positions_that_read(self)
-    return opened if positions is None else positions.opened(opened)
+    if positions is not None:
+        return positions.opened(opened)
+    if self.tfdist_openings is not None:
+        self.tfdist_openings.agree()
+    return opened
 
 
 @hooks(TFEpochIterator, "_enumerate_iterator")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 import tf_keras
 from tf_keras.callbacks import BackupAndRestore, History, ModelCheckpoint, ProgbarLogger
@@ -15,7 +17,7 @@ from tfdist.keras.session import calls, files_of_tf_keras
 from tfdist.keras.session.adapter import KerasData
 from tfdist.keras.session.elastic import WholeBatches
 from tfdist.keras.session.positions import Positions, positions_of
-from tfdist.keras.session.positions_of_tf_keras import TfKerasPositions
+from tfdist.keras.session.positions_of_tf_keras import OpenedWhenRead, TfKerasPositions
 from tfdist.keras.session.session import (
     FitSession,
     Session,
@@ -51,6 +53,13 @@ class TfKeras:
 
     def forget_batches(self, data: KerasData) -> None:
         """See `Adapter`."""
+
+    def reopened_datasets(self, data: KerasData) -> Sequence[object]:
+        """See `Adapter`."""
+        if not data._adapter.should_recreate_iterator():
+            return []
+        read = data._dataset
+        return read.datasets if isinstance(read, OpenedWhenRead) else [read]
 
     def known_batches(self, data: KerasData) -> int | None:
         """See `Adapter`."""

@@ -7,7 +7,7 @@ it drops. It opens arrays and generators once, for all epochs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -32,7 +32,7 @@ class TfKerasPositions(Positions):
 
     def __init__(self, session: FitSession) -> None:
         super().__init__(session)
-        self._opened: _OpenedWhenRead | None = None
+        self._opened: OpenedWhenRead | None = None
         # The number of batches of an epoch, if it is known before the first one has ended.
         self._length: int | None = None
 
@@ -66,7 +66,7 @@ class TfKerasPositions(Positions):
         self._length = data._inferred_steps
         if data._adapter.should_recreate_iterator():
             openings.go_to(Target(2))
-        data._dataset = self._opened = _OpenedWhenRead(openings)
+        data._dataset = self._opened = OpenedWhenRead(openings)
 
     @property
     def dataset(self) -> tf.data.Dataset:
@@ -152,7 +152,7 @@ class TfKerasPositions(Positions):
         return isinstance(adapter, GeneratorDataAdapter) and not is_sequence
 
 
-class _OpenedWhenRead:
+class OpenedWhenRead:
     """The data of a `DataHandler`, each iterator of which opens it when it is first read.
 
     Args:
@@ -166,6 +166,11 @@ class _OpenedWhenRead:
     def __iter__(self) -> Iterator:
         self._newest = _Opening(self._openings)
         return self._newest
+
+    @property
+    def datasets(self) -> Sequence[tf.data.Dataset]:
+        """Whose shuffles draw orders when it is read."""
+        return self._openings.source.datasets
 
     def open(self) -> None:
         """Opens the data for the newest iterator."""
