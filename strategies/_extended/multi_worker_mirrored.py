@@ -11,6 +11,7 @@ from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.resolver import ClusterResolver
 from tfdist.config.sharding import Sharding
+from tfdist.data.cut.plan import has_full_batches
 from tfdist.data.cut.share import own_rows
 from tfdist.data.order import splits_batches
 from tfdist.data.pipeline import feed_of, tracked
@@ -223,11 +224,15 @@ class MultiWorkerMirroredExtended(
         if feed_of(dataset) is not None:
             # Each worker has records of its own; TensorFlow would cut its batches.
             own = before_asking(dataset, tracked)
-        else:
-            own = self._own_rows(dataset)
+            return self._distribute_datasets_from_function(lambda _: own, options)
+        own = self._own_rows(dataset)
         if own is None:
             return super()._experimental_distribute_dataset(dataset, options)
-        return self._distribute_datasets_from_function(lambda _: own, options)
+        distributed = self._distribute_datasets_from_function(lambda _: own, options)
+        if tf.executing_eagerly() and has_full_batches(dataset):
+            # All workers have as many batches: none needs to ask whether others have another one.
+            distributed._enable_get_next_as_optional = False
+        return distributed
 
     def _own_rows(self, dataset: tf.data.Dataset) -> tf.data.Dataset | None:
         """Returns this worker's rows of a dataset; `None` where TensorFlow is to cut it."""

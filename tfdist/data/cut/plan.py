@@ -113,6 +113,12 @@ class _Refusal(Exception):
     """The pipeline cannot be cut before its maps."""
 
 
+def has_full_batches(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset is cut before its maps, and each of its batches has as many rows."""
+    plan = plan_of(dataset)
+    return isinstance(plan, CutPlan) and plan.has_full_batches
+
+
 def plan_of(dataset: tf.data.Dataset) -> CutPlan | Uncut:
     """Returns how a pipeline of batches is cut; the same object each time.
 
