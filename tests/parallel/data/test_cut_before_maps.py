@@ -249,3 +249,22 @@ def test_workers_of_a_parameter_server(ctx):
     alone, with_servers = of_epoch
     assert ROWS <= alone < ROWS + BATCH
     assert ROWS / 2 <= with_servers < ROWS / 2 + BATCH
+
+
+@pytest.mark.parametrize("batch", [5, 2])
+@on_ranks(3)
+def test_full_batches_need_no_agreement(ctx, batch):
+    """Also where workers have different numbers of rows, or none."""
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    features = np.arange(4 * batch, dtype="float32")
+    full = tf.data.Dataset.from_tensor_slices(features).map(lambda x: x + 1).batch(batch)
+    for data, is_known in ((full, True), (full.take(3), True), (full.unbatch().batch(3), False)):
+        before = strategy.communicator.stats().collectives
+        distributed = strategy.experimental_distribute_dataset(data)
+        shares = [strategy.experimental_local_results(part)[0].numpy() for part in distributed]
+        used = strategy.communicator.stats().collectives - before
+        assert (used == 0) == is_known and len(shares) == len(list(data))
+        rows = tf.concat([tf.concat(shares, 0), tf.fill([4 * batch], -1.0)], 0)[: 4 * batch]
+        everyone = tfdist.ops.all_gather(rows[None], strategy.communicator).numpy()
+        expected = np.concatenate([part.numpy() for part in data])
+        np.testing.assert_array_equal(np.sort(everyone[everyone >= 0]), np.sort(expected))
