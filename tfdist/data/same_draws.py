@@ -21,11 +21,12 @@ Agree = Callable[[Sequence[SeedGenerator]], None]
 def agreement_of(strategy: tf.distribute.Strategy) -> Agree | None:
     """Returns what workers of a strategy call when all of them open data; `None` if one is alone.
 
-    Members of an elastic job open data at different times.
+    Members of an elastic job, and workers that train alone, open data at different times.
     """
-    communicator = workers_of(strategy)
-    is_elastic = getattr(strategy.extended, "elastic_job", None) is not None
-    if communicator is None or communicator.size == 1 or is_elastic:
+    communicator, extended = workers_of(strategy), strategy.extended
+    is_elastic = getattr(extended, "elastic_job", None) is not None
+    are_apart = getattr(getattr(extended, "local_updates", None), "is_asynchronous", False)
+    if communicator is None or communicator.size == 1 or is_elastic or are_apart:
         return None
     return functools.partial(go_to_draws_of_first, communicator)
 
