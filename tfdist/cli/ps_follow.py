@@ -24,8 +24,9 @@ examples:
       the snapshots that a training writes by itself (checkpoint_every)
 
 exit code:
-  0 when the job of a job file has ended; 1 if the first publication fails; 2 for a wrong command
-  line or a job without a checkpoint_dir; 130 after Ctrl-C, 143 after SIGTERM.
+  0 when the job of a job file has ended and its last snapshot is published; 1 if the first
+  publication fails, or that; 2 for a wrong command line or a job without a checkpoint_dir; 130
+  after Ctrl-C, 143 after SIGTERM.
 """
 
 

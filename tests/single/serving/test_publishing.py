@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -157,3 +158,42 @@ def test_the_command_says_that_a_disk_is_full_and_continues(
         running.stop()
         thread.join()
     assert served_rows(target, tmp_path, [1, 2]) == [10, 2]
+
+
+def test_the_last_snapshot_of_an_ended_job_is_published(training, tmp_path):
+    target, job = tmp_path / "published", tmp_path / "job.json"
+    job.touch()
+    running = follow.Following(SnapshotFolder(training.root), Publisher(str(target)), job)
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(running.run(3600.0)))
+    thread.start()
+    try:
+        wait_until(lambda: (target / "source.json").exists(), "the first publication")
+        training.set({1: 10.0})
+        training.save()
+        job.unlink()
+        wait_until(lambda: ended, "the end")
+    finally:
+        running.stop()
+        thread.join()
+    assert ended == [0]
+    assert served_rows(target, tmp_path, [1, 2]) == [10, 2]
+
+
+def test_a_last_snapshot_that_cannot_be_read_is_an_error(training, tmp_path, capsys):
+    target, job = tmp_path / "published", tmp_path / "job.json"
+    job.touch()
+    running = follow.Following(SnapshotFolder(training.root), Publisher(str(target)), job)
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(running.run(3600.0)))
+    thread.start()
+    try:
+        wait_until(lambda: (target / "source.json").exists(), "the first publication")
+        (Path(training.root) / "manifest.json").unlink()
+        job.unlink()
+        wait_until(lambda: ended, "the end")
+    finally:
+        running.stop()
+        thread.join()
+    assert ended == [1]
+    assert "expected the folder of a complete snapshot" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import tensorflow as tf
@@ -15,11 +16,13 @@ from tfdist.config.cluster import tf_config_text
 from tfdist.config.printing import printable
 from tfdist.control.client import UnreachableError
 from tfdist.errors import CheckpointError, ClusterConfigError, TfdistError
+from tfdist.serving.tables.publication import Publication
 from tfdist.serving.tables.publisher import Publisher
 from tfdist.serving.tables.training import SnapshotFolder, Training
 
 _log = logging.getLogger("tfdist.serving")
 _COMMAND = "tfdist ps follow"
+_LOOK_EVERY = 1.0  # s, for the end of the job
 # These may pass: a server restarts, a disk gets room, a newer snapshot replaces a damaged one.
 _PASSING = (CheckpointError, UnreachableError, ClusterConfigError, OSError, tf.errors.OpError)
 
@@ -84,20 +87,18 @@ class Following:
         """Publishes every so many seconds; the first time, an error ends it.
 
         Returns:
-          0 when the job has ended, else 128 + the signal's number.
+          0 when the job has ended and its last snapshot is published, 1 if that failed, else 128 +
+          the signal's number.
         """
         in_main = threading.current_thread() is threading.main_thread()
         numbers = (signal.SIGTERM, signal.SIGINT) if in_main else ()
         previous = {number: signal.signal(number, self._end) for number in numbers}
         try:
             due = time.monotonic()
-            self._publish()
-            while not self._has_ended():
-                due = max(due + every, time.monotonic())
-                if self._stop.wait(due - time.monotonic()):
-                    return 128 + self._received[0] if self._received else 0
+            self._publish(self._training.snapshot)
+            while self._waits(due := max(due + every, time.monotonic())):
                 self._try_to_publish()
-            return 0
+            return 128 + self._received[0] if self._received else self._publish_last()
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -110,12 +111,22 @@ class Following:
         self._received.append(number)
         self._stop.set()
 
+    def _waits(self, due: float) -> bool:
+        """Waits until a time; returns whether the job and this following still run then."""
+        while not self._has_ended():
+            left = due - time.monotonic()
+            if self._stop.wait(max(0.0, min(left, _LOOK_EVERY))):
+                return False
+            if left <= _LOOK_EVERY:
+                return True
+        return False
+
     def _has_ended(self) -> bool:
         return self._job is not None and not self._job.exists()
 
     def _try_to_publish(self) -> None:
         try:
-            self._publish()
+            self._publish(self._training.snapshot)
         except _PASSING as error:
             text = error.message if isinstance(error, tf.errors.OpError) else str(error)
             if text != self._told and not self._has_ended():
@@ -124,9 +135,19 @@ class Following:
         else:
             self._told = ""
 
-    def _publish(self) -> None:
+    def _publish_last(self) -> int:
+        """Publishes what the servers have written at their end; returns the exit code."""
+        if not self._has_ended():  # `stop` was called
+            return 0
+        try:
+            self._publish(self._training.last)
+        except _PASSING as error:
+            return _failed(error, 1)
+        return 0
+
+    def _publish(self, snapshot: Callable[[], Publication]) -> None:
         began = time.monotonic()
-        done = self._publisher.publish(self._training.snapshot())
+        done = self._publisher.publish(snapshot())
         if done is not None:
             _log.warning(
                 "%s: published %d: %s, %d rows, %.1f MB in %.2f s",

@@ -71,7 +71,17 @@ class Training:
             self._ask(server, number, 0.0)
         for server in range(len(self._controls)):
             self._wait_for(server, number)
+        self._root = root
         return _parts_of(root, number, len(self._controls))
+
+    def last(self) -> Publication:
+        """Returns the last snapshot of servers that have ended, after one that `snapshot` gave.
+
+        Raises:
+          CheckpointError: it cannot be read here.
+        """
+        assert self._root is not None
+        return publication.latest(self._root)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -112,6 +122,8 @@ class SnapshotFolder:
           CheckpointError: there is none.
         """
         return publication.latest(self._root)
+
+    last = snapshot
 
     def close(self) -> None:
         """Does nothing."""
