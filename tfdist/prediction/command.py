@@ -6,6 +6,7 @@ import errno
 import importlib
 import importlib.util
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,16 +78,25 @@ def _loaded(name: str) -> Callable[..., Any]:
         raise PredictionError(f"--map: expected MODULE:NAME or FILE.py:NAME, received {name!r}")
     try:
         if module.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(module).stem, module)
-            assert spec is not None and spec.loader is not None
-            loaded = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(loaded)
+            loaded = _module_of(Path(module))
         else:
             sys.path.append("")
             loaded = importlib.import_module(module)
         return getattr(loaded, function)
     except (ImportError, OSError, AttributeError) as error:
         raise PredictionError(f"--map {name}: expected a function: {error}") from error
+
+
+def _module_of(file: Path) -> types.ModuleType:
+    """Imports a file, which may import others of its folder, as a script may."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up there.
+    sys.modules.setdefault(file.stem, loaded)
+    sys.path.insert(0, str(file.resolve().parent))
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 if __name__ == "__main__":

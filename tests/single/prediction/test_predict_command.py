@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import keras
@@ -114,6 +115,18 @@ def test_this_process_is_a_worker(tmp_path, job, capsys):
     lines = "".join(content.decode() for _, content in sorted(parts(tmp_path / "out").items()))
     found = [json.loads(line)["output_0"] for line in lines.splitlines()]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_map_imports_files_of_its_folder(tmp_path, job, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside_the_map.py").write_text(MAP)
+    (tmp_path / "importing.py").write_text(
+        "from __future__ import annotations\nimport dataclasses\nimport beside_the_map\n\n"
+        "@dataclasses.dataclass\nclass Columns:\n    id: int\n\n"
+        "def parse(line):\n    return beside_the_map.parse(line)\n"
+    )
+    assert main([*job(), "--map", f"{tmp_path / 'importing.py'}:parse"]) == 0
+    assert ids(tmp_path / "out") == list(range(ROWS))
 
 
 @pytest.mark.timeout(170)
