@@ -16,6 +16,7 @@ from tfdist._types import Nested
 from tfdist.errors import PredictionError
 from tfdist.prediction import fingerprints
 from tfdist.prediction.batches import rows_of
+from tfdist.ps.export.served_models import ServedModelFile
 
 _ONLY = "prediction"  # the name of an output without one
 
@@ -169,6 +170,12 @@ def _loaded(path: Path, signature: str | None) -> Predictor:
 
 
 def _of_signature(path: Path, fingerprint: str, signature: str | None) -> Predictor:
+    if ServedModelFile.is_in(str(path)):
+        raise PredictionError(
+            f"model {path}: expected a SavedModel with the rows of its embedding tables, received "
+            "one whose tables are on servers: export it with tfdist.export_for_serving(model, "
+            "path), without tables='served'"
+        )
     loaded = tf.saved_model.load(str(path))
     signatures = loaded.signatures
     name = signature or "serving_default"

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import tfdist
 from support.patience import PATIENCE, wait_until
+from support.served_tables import write_model
 from support.tiers import rounds
 from support.warm_python import interpreter
 from tfdist.cli.main import main
@@ -188,6 +189,7 @@ def test_a_final_error_ends_the_job_at_once(tmp_path, job):
 def test_errors_of_the_command(tmp_path, job, capsys):
     cases = [
         ({"model": tmp_path / "none"}, "found no such path"),
+        ({"model": write_model(tmp_path / "rowless")}, "received one whose tables are on servers"),
         ({"input": tmp_path / "none*"}, "found none"),
         ({"map": "absent"}, "expected a function: module 'prep' has no attribute 'absent'"),
         ({"keep": "name"}, "received 'name'"),
