@@ -22,15 +22,11 @@ and is itself the process that answers requests: it loads the model with `tfdist
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import secrets
 import signal
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +34,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from common import SEED, positive
+from processes import Command, Commands, free_addresses
 
 import tfdist
 
@@ -89,38 +86,7 @@ def train(folder: Path) -> None:
             return
 
 
-@contextlib.contextmanager
-def started(*command: str, log: Path) -> Iterator[subprocess.Popen]:
-    """Starts a command of tfdist whose output goes to a file, and ends it on exit."""
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tfdist", *command], stdout=output, stderr=subprocess.STDOUT
-        )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def wait_for(path: Path, process: subprocess.Popen, log: Path) -> None:
-    """Waits until a file is there, as long as the process that writes it runs."""
-    while not path.exists():
-        if process.poll() is not None:
-            sys.exit(f"{process.args}\nended before it had written {path}:\n{log.read_text()}")
-        time.sleep(0.05)
-
-
-def free_addresses(count: int) -> list[str]:
-    """Returns addresses of this machine that are free at the moment."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-
-
-def load(folder: Path, servers: list[subprocess.Popen], addresses: list[str]) -> Any:
+def load(folder: Path, servers: list[Command], addresses: list[str]) -> Any:
     """Loads the model as soon as the servers answer."""
     while True:
         try:
@@ -128,11 +94,11 @@ def load(folder: Path, servers: list[subprocess.Popen], addresses: list[str]) ->
                 str(folder / "model"), servers=addresses, cache_rows=1000, cache_seconds=0.5
             )
         except tf.errors.UnavailableError as error:
-            if any(server.poll() is not None for server in servers):
+            if any(server.process.poll() is not None for server in servers):
                 sys.exit(f"a server has ended: {error.message}")
 
 
-def serve(folder: Path, servers: list[subprocess.Popen], addresses: list[str], seconds: int) -> int:
+def serve(folder: Path, servers: list[Command], addresses: list[str], seconds: int) -> int:
     """Answers requests, kills a server meanwhile, and prints the outcome; returns the failures."""
     model = load(folder, servers, addresses)
     follower = tfdist.serving.TableFollower(model, str(folder / "published"), every=0.5)
@@ -143,7 +109,7 @@ def serve(folder: Path, servers: list[subprocess.Popen], addresses: list[str], s
     end, times, failed, killed = time.monotonic() + seconds, [], 0, False
     while time.monotonic() < end:
         if not killed and time.monotonic() > end - seconds / 2:
-            servers[0].kill()
+            servers[0].process.kill()
             killed = True
             print("killed server 0", flush=True)
         began = time.monotonic()
@@ -177,33 +143,28 @@ def main() -> int:
     os.environ.setdefault("TFDIST_SECRET", secrets.token_hex(32))
     job, published = folder / "job.json", folder / "published"
     addresses = free_addresses(2)
-    logs = {name: folder / f"{name}.log" for name in ("train", "follow", "serve-0", "serve-1")}
-    with contextlib.ExitStack() as stack:
-
-        def start(name: str, *command: str) -> subprocess.Popen:
-            return stack.enter_context(started(*command, log=logs[name]))
-
-        training = start(
-            *("train", "run", "--workers", "1", "--ps", "1", "--job-file", str(job)),
-            *(__file__, "--train", "--output", str(folder)),
+    with Commands(folder) as commands:
+        training = commands.start(
+            *("train", "run", "--workers", "1", "--ps", "1", "--job-file", job),
+            *(__file__, "--train", "--output", folder),
         )
-        wait_for(folder / "exported", training, logs["train"])
+        training.wait_for("an exported model", (folder / "exported").exists)
         print("the training has exported its model", flush=True)
-        following = start(
-            *("follow", "ps", "follow", "--every", "1", str(published), "--job", str(job))
+        following = commands.start(
+            "follow", "ps", "follow", "--every", "1", published, "--job", job
         )
-        wait_for(published / "manifest.json", following, logs["follow"])
+        following.wait_for("a publication", (published / "manifest.json").exists)
         servers = [
-            start(
-                *(f"serve-{index}", "ps", "serve", str(published), "--replicas", "2"),
-                *("--servers", ",".join(addresses), "--index", str(index)),
+            commands.start(
+                *(f"serve-{index}", "ps", "serve", published, "--replicas", "2"),
+                *("--servers", ",".join(addresses), "--index", index),
                 *("--follow", "--look-every", "0.2"),
             )
             for index in range(2)
         ]
         failed = serve(folder, servers, addresses, arguments.seconds)
         (folder / "stop").touch()
-        training.wait(60)
+        training.finish()
     return 1 if failed else 0
 
 

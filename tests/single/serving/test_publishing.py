@@ -11,6 +11,7 @@ import pytest
 import tfdist
 from support.patience import wait_until
 from support.served_tables import Training, addresses, serving, values_of, write_model
+from tfdist.control.client import UnreachableError
 from tfdist.errors import CheckpointError
 from tfdist.ps.checkpoint import files
 from tfdist.serving.tables import follow, publication
@@ -178,6 +179,23 @@ def test_the_last_snapshot_of_an_ended_job_is_published(training, tmp_path):
         thread.join()
     assert ended == [0]
     assert served_rows(target, tmp_path, [1, 2]) == [10, 2]
+
+
+def test_servers_that_end_with_their_job_are_no_error(training, tmp_path, caplog):
+    target, job = tmp_path / "published", tmp_path / "job.json"
+    job.touch()
+
+    class Ending(SnapshotFolder):
+        """A job whose servers end before its file is removed."""
+
+        def snapshot(self):
+            if not (target / "source.json").exists():
+                return super().snapshot()
+            threading.Timer(0.3, lambda: job.unlink(missing_ok=True)).start()
+            raise UnreachableError("connection refused")
+
+    assert follow.Following(Ending(training.root), Publisher(str(target)), job).run(0.02) == 0
+    assert "connection refused" not in caplog.text
 
 
 def test_a_last_snapshot_that_cannot_be_read_is_an_error(training, tmp_path, capsys):

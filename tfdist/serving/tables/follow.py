@@ -23,6 +23,7 @@ from tfdist.serving.tables.training import SnapshotFolder, Training
 _log = logging.getLogger("tfdist.serving")
 _COMMAND = "tfdist ps follow"
 _LOOK_EVERY = 1.0  # s, for the end of the job
+_LAST_SECONDS = 3.0  # from the end of the first server to the end of the job
 # These may pass: a server restarts, a disk gets room, a newer snapshot replaces a damaged one.
 _PASSING = (CheckpointError, UnreachableError, ClusterConfigError, OSError, tf.errors.OpError)
 
@@ -124,12 +125,16 @@ class Following:
     def _has_ended(self) -> bool:
         return self._job is not None and not self._job.exists()
 
+    def _is_ending(self) -> bool:
+        """Whether the job, or this following, ends within seconds: servers end before the job."""
+        return self._job is not None and not self._waits(time.monotonic() + _LAST_SECONDS)
+
     def _try_to_publish(self) -> None:
         try:
             self._publish(self._training.snapshot)
         except _PASSING as error:
             text = error.message if isinstance(error, tf.errors.OpError) else str(error)
-            if text != self._told and not self._has_ended():
+            if text != self._told and not self._is_ending():
                 _log.error("%s: nothing is published until this is over: %s", _COMMAND, text)
             self._told = text
         else:

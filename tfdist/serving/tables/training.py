@@ -75,7 +75,7 @@ class Training:
         return _parts_of(root, number, len(self._controls))
 
     def last(self) -> Publication:
-        """Returns the last snapshot of servers that have ended, after one that `snapshot` gave.
+        """Returns the last snapshot of servers that have ended; `snapshot` was called before.
 
         Raises:
           CheckpointError: it cannot be read here.
