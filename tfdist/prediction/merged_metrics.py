@@ -13,7 +13,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist.errors import PredictionError
+from tfdist.errors import PredictionError, brief
+
+# `fit` and `evaluate` choose a metric for these names by the shapes of labels and outputs. Taken
+# alone, Keras's "accuracy" counts outputs that equal their labels exactly.
+_BY_SHAPE = {
+    name: [f"{kind}_{what}" for kind in ("binary", "categorical", "sparse_categorical")]
+    for what, names in (("accuracy", ("accuracy", "acc")), ("crossentropy", ("crossentropy", "ce")))
+    for name in names
+}
 
 
 class PartMetrics:
@@ -23,11 +31,21 @@ class PartMetrics:
       metrics: of Keras 3, or their names, such as "mae".
 
     Raises:
-      PredictionError: there is a metric of which states cannot be added.
+      PredictionError: there is no such metric, its states cannot be added, or two have one name.
     """
 
     def __init__(self, metrics: Sequence[Any]) -> None:
+        if isinstance(metrics, str) or not isinstance(metrics, Iterable):
+            raise PredictionError(
+                f"metrics: expected a list of metrics or names, received {metrics!r:.200}"
+            )
         self._metrics = [_metric(one) for one in metrics]
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise PredictionError(
+                    f"metrics: expected metrics of different names, received {name!r} more than "
+                    "once: give them names"
+                )
         for metric in self._metrics:
             metric.reset_state()
             if any(np.any(np.asarray(value)) for value in metric.variables):
@@ -47,15 +65,33 @@ class PartMetrics:
             metric.reset_state()
 
     def update(self, labels: Any, predictions: Any, weights: Any) -> None:
-        """Counts a batch."""
+        """Counts a batch.
+
+        Raises:
+          PredictionError: a metric does not take it.
+        """
         for metric in self._metrics:
-            metric.update_state(labels, predictions, sample_weight=weights)
+            try:
+                metric.update_state(labels, predictions, sample_weight=weights)
+            except Exception as error:
+                raise PredictionError(
+                    f"metrics: {metric.name!r} expected labels and outputs that fit, received "
+                    f"labels {_described(labels)} and outputs {_described(predictions)}: "
+                    f"{brief(error)}"
+                ) from error
 
     def states(self) -> list[list[Any]]:
         """Returns the states of the part: for each metric the values of its variables."""
         return [
             [np.asarray(value).tolist() for value in metric.variables] for metric in self._metrics
         ]
+
+    def lacks_variables(self, states: Sequence[Sequence[Any]]) -> bool:
+        """Whether a metric that makes its variables with its first batch has not had one here."""
+        return any(
+            len(metric.variables) < len(values)
+            for metric, values in zip(self._metrics, states, strict=bool(states))
+        )
 
     def merged(self, states: Iterable[Sequence[Sequence[Any]]]) -> dict[str, float]:
         """Returns the metrics of all parts, by name."""
@@ -79,10 +115,29 @@ class PartMetrics:
 
 def _metric(given: Any) -> Any:
     """Returns a metric, of itself, its name or a function."""
-    found = keras.metrics.get(given) if isinstance(given, str) else given
+    if isinstance(given, str) and given in _BY_SHAPE:
+        raise PredictionError(
+            f"metrics: expected one of {', '.join(_BY_SHAPE[given])}, or keras.metrics.Accuracy() "
+            f"for labels as outputs, received {given!r}, for which fit chooses one by the shapes"
+            if given.startswith("acc")
+            else f"metrics: expected one of {', '.join(_BY_SHAPE[given])}, received {given!r}"
+        )
+    try:
+        found = keras.metrics.get(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise PredictionError(
+            f"metrics: expected the name of a Keras metric, received {given!r:.200}"
+        ) from error
     if isinstance(found, keras.metrics.Metric):
         return found
     if not callable(found):
         raise PredictionError(f"metrics: expected Keras metrics or names, received {given!r:.200}")
     name = getattr(found, "__name__", "metric")
     return keras.metrics.MeanMetricWrapper(found, name=name)
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "None"
+    array = np.asarray(value)
+    return f"{array.dtype}{list(array.shape)}"

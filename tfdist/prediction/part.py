@@ -65,6 +65,38 @@ class PartMaker:
         """Whether bad records are left out."""
         return self.job.arguments.errors == "park"
 
+    def count(self, batch: Nested, columns: dict[str, np.ndarray]) -> None:
+        """Counts a batch and its outputs in the metrics.
+
+        Raises:
+          PredictionError: there are metrics, and no labels or not one output.
+        """
+        if not self.metrics.names:
+            return
+        _, labels, weights = unpacked(batch)
+        outputs = [name for name in columns if name not in self.keep]
+        if labels is None or len(outputs) != 1:
+            raise PredictionError(
+                "metrics: expected a map that returns (features, labels), and a model with one "
+                f"output; received {'no' if labels is None else 'some'} labels and the outputs "
+                f"{outputs}"
+            )
+        self.metrics.update(labels, columns[outputs[0]], weights)
+
+    def make_metric_variables(self, part: int) -> None:
+        """Counts one good record of a part, so that metrics have variables to put states into."""
+        _, first, end = self.job.records_of(part)
+        for row in range(end - first):
+            try:
+                batch = self.batches.one(part, row, row + 1)
+                columns = self.forward(unpacked(batch)[0])
+            except Exception as error:
+                if not is_of_a_record(error):
+                    raise
+                continue
+            self.count(batch, columns)
+            return
+
 
 class PredictedPart:
     """A part in the making; `close` ends it, whether it is committed or not.
@@ -211,16 +243,7 @@ class PredictedPart:
         return self._maker.forward(features)
 
     def _write(self, batch: Nested, columns: dict[str, np.ndarray]) -> None:
-        _, labels, weights = unpacked(batch)
-        if self._maker.metrics.names:
-            outputs = [name for name in columns if name not in self._maker.keep]
-            if labels is None or len(outputs) != 1:
-                raise PredictionError(
-                    "metrics: expected a map that returns (features, labels), and a model with one "
-                    f"output; received {'no' if labels is None else 'some'} labels and the outputs "
-                    f"{outputs}"
-                )
-            self._maker.metrics.update(labels, columns[outputs[0]], weights)
+        self._maker.count(batch, columns)
         self._staged.write(columns)
 
     def _name(self, first: int, end: int) -> str:

@@ -174,6 +174,9 @@ class PredictionWorker:
                 _log.warning("%d parts have vanished, such as %s", len(vanished), names)
                 return True
             records = [read_record(self._folder, part) for part in range(self._job.parts)]
+            for record in records:
+                if self._maker.metrics.lacks_variables(record.metrics):
+                    self._maker.make_metric_variables(record.part)
             metrics = self._maker.metrics.merged(record.metrics for record in records)
             manifest.write(self._folder, self._job, records, metrics)
             remove_abandoned(self._folder, self._worker)

@@ -306,6 +306,35 @@ def test_metrics_of_all_rows(tmp_path):
     assert found["mean_absolute_error"] == pytest.approx(expected["mae"], rel=1e-6)
 
 
+def test_a_metric_that_makes_its_variables_late_is_merged_by_a_worker_without_parts(tmp_path):
+    x = np.eye(3, dtype=np.float32)[np.arange(30) % 3]
+
+    def call():
+        data = tfdist.data.from_arrays((x, x), task_size=20, name="f1")
+        metrics = [keras.metrics.F1Score()]
+        return predict(tmp_path, lambda batch: batch, data, keep=(), metrics=metrics).metrics
+
+    assert call() == {"f1_score": [1.0, 1.0, 1.0]}
+    (tmp_path / "out/_SUCCESS").unlink()
+    assert call() == {"f1_score": [1.0, 1.0, 1.0]}
+
+
+def test_metrics_that_do_not_fit_are_named(tmp_path):
+    x = np.ones((30, 3), np.float32)
+    cases = [
+        (["accuracy"], "expected one of binary_accuracy.*received 'accuracy'"),
+        (["ce"], "expected one of binary_crossentropy.*received 'ce'"),
+        (["nope"], "expected the name of a Keras metric, received 'nope'"),
+        ("mae", "expected a list of metrics or names, received 'mae'"),
+        (["mae", "mae"], "'mean_absolute_error' more than once"),
+        (["mae"], r"received labels float32\[8\] and outputs float32\[8, 3\]"),
+    ]
+    data = tfdist.data.from_arrays((x, x[:, 0]), task_size=20, name="unfit")
+    for i, (metrics, text) in enumerate(cases):
+        with pytest.raises(PredictionError, match=text):
+            predict(tmp_path, lambda b: b, data, f"out {i}", keep=(), metrics=metrics)
+
+
 def test_bad_arguments(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/other.txt").touch()
