@@ -13,7 +13,7 @@ from collections.abc import Sequence
 _MAX_TEXT = 1000  # characters
 _GRAPH = "Graph execution error"
 # Lines of the message of a graph's error that precede and follow the reason.
-_AROUND_REASON = (_GRAPH, "Detected at node", "File ", "[[", "(", "->")
+_AROUND_REASON = (_GRAPH, "Detected at node", "File ", "[[", "(", "->", "<stack traces")
 _STAGED = "in user code:"
 _OF_LAYER = "Exception encountered when calling"  # the next line has the layer's own error
 # Of a model whose variables Keras makes at the first step.

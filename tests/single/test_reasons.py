@@ -66,6 +66,10 @@ class IdTypeError(TypeError):
         (ValueError(), "ValueError"),
         (ValueError("\n\n"), "ValueError"),
         (ValueError(GRAPH), "ValueError: Cast string to float is not supported"),
+        (
+            ValueError(f"{GRAPH.splitlines()[0]}\n\n<stack traces unavailable>\nA zero"),
+            "ValueError: A zero",  # of a SavedModel
+        ),
         (ValueError(GRAPH.splitlines()[0]), "ValueError: Graph execution error:"),
         (
             IdTypeError(LAYER),

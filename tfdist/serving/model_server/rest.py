@@ -19,6 +19,7 @@ from tfdist.serving.model_server.examples import classes_of, joined, values_of
 from tfdist.serving.model_server.json_values import (
     array_of,
     bytes_of,
+    encoded,
     is_bytes,
     json_of,
     rows_of,
@@ -83,7 +84,7 @@ class Rest:
           body: of a POST.
         """
         try:
-            return Reply(HTTPStatus.OK, json.dumps(self._answer(method, path, body)).encode())
+            return Reply(HTTPStatus.OK, encoded(self._answer(method, path, body)))
         except CallError as error:
             return error_reply(error.status, str(error))
 
