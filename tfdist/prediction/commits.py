@@ -175,14 +175,33 @@ def withdraw_vanished(folder: OutputFolder, part: int) -> bool:
       PredictionError: a file has another size.
     """
     record = read_record(folder, part)
-    if not publish(folder, record):
-        folder.record(part).unlink(missing_ok=True)
-        return True
+    if publish(folder, record) and _has_files(folder, record):
+        return False
+    folder.record(part).unlink(missing_ok=True)
+    return True
+
+
+def is_there(folder: OutputFolder, part: int) -> bool:
+    """Whether the record and the files of a part are there.
+
+    Raises:
+      PredictionError: a file has another size.
+    """
+    try:
+        return _has_files(folder, read_record(folder, part))
+    except FileNotFoundError:
+        return False
+
+
+def _has_files(folder: OutputFolder, record: PartRecord) -> bool:
     for file in record.files:
-        size = os.stat(folder.path / file.name).st_size
+        try:
+            size = os.stat(folder.path / file.name).st_size
+        except FileNotFoundError:
+            return False
         if size != file.bytes:
             raise PredictionError(
                 f"{folder.path / file.name}: expected {file.bytes} bytes, received {size}: it was "
                 "changed after it was written. Remove it, and the job writes it again"
             )
-    return False
+    return True

@@ -21,7 +21,7 @@ from tfdist._types import Nested
 from tfdist.prediction import manifest
 from tfdist.prediction.batches import Piece
 from tfdist.prediction.claims import Claim, Claims
-from tfdist.prediction.commits import publish, read_record, withdraw_vanished
+from tfdist.prediction.commits import is_there, publish, read_record, withdraw_vanished
 from tfdist.prediction.folder import OutputFolder
 from tfdist.prediction.part import PartMaker, PredictedPart, is_of_a_record
 from tfdist.prediction.progress import PredictionProgress
@@ -62,6 +62,7 @@ class PredictionWorker:
         """
         remove_abandoned(self._folder, self._worker)
         try:
+            self._reopen_if_vanished()
             with contextlib.closing(self._commits):
                 self._take_until_success()
         except OSError as error:
@@ -183,6 +184,14 @@ class PredictionWorker:
         finally:
             self._claims.release(claim, is_done=True)
         return True
+
+    def _reopen_if_vanished(self) -> None:
+        """Continues a job that has ended, if files of it were removed since."""
+        if not self._folder.success.exists():
+            return
+        are_there = all([is_there(self._folder, part) for part in range(self._job.parts)])
+        if not are_there or not self._folder.manifest.exists():
+            self._folder.success.unlink(missing_ok=True)
 
 
 class _TakenParts:

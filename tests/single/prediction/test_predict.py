@@ -257,6 +257,18 @@ def test_a_vanished_part_is_made_again(tmp_path):
     assert contents(tmp_path / "out") == whole
 
 
+def test_files_that_vanish_after_the_end_are_made_again(tmp_path):
+    whole = contents_of_one_run(tmp_path)
+    predict(tmp_path)
+    for name in ("part-000002-of-000005.jsonl", "_manifest.json"):
+        (tmp_path / "out" / name).unlink()
+        predict(tmp_path)
+        assert contents(tmp_path / "out") == whole
+    (tmp_path / "out/part-000002-of-000005.jsonl").write_text("other")
+    with pytest.raises(PredictionError, match="received 5: it was changed after it was written"):
+        predict(tmp_path)
+
+
 def test_another_model_or_input_is_refused_by_name(tmp_path):
     predict(tmp_path)
     with pytest.raises(PredictionError, match="another value of the model: expected '"):
