@@ -6,18 +6,22 @@ worker has died in between.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tfdist.errors import PredictionError
 from tfdist.prediction.folder import OutputFolder, link_new, move, read_json, sync, write_json
 from tfdist.prediction.job_description import JobDescription
 from tfdist.prediction.writers import Columns, RowFormat, RowWriter
+from tfdist.reasons import one_line
 
 _BLOCK = 1 << 20
 
@@ -77,6 +81,7 @@ class StagedPart:
         self._writer: RowWriter | None = None
         self._rejected: list[dict[str, Any]] = []
         self._rows = 0
+        self._kinds: Mapping[str, str] = {}
 
     def close(self) -> None:
         """Removes the files that are not committed."""
@@ -90,9 +95,18 @@ class StagedPart:
 
     def write(self, columns: Columns) -> None:
         """Writes rows."""
+        kinds = {name: _kind(column) for name, column in columns.items()}
         if self._writer is None:
-            self._writer = self._format.open(str(self._path))
-        self._writer.write(columns)
+            self._kinds = kinds
+        elif kinds != self._kinds:
+            raise PredictionError(
+                f"{self._path.name.partition('.')[0]}: expected batches of the columns of its "
+                f"first one, {_listed(self._kinds)}, received {_listed(kinds)}"
+            )
+        with self._named():
+            if self._writer is None:
+                self._writer = self._format.open(str(self._path))
+            self._writer.write(columns)
         self._rows += len(next(iter(columns.values())))
 
     def reject(self, file: str, record: int, message: str) -> None:
@@ -114,7 +128,8 @@ class StagedPart:
         files = []
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            writer.close()
+            with self._named():
+                writer.close()
             files.append(self._file(self._path, self._job.part_name(self._part)))
         if self._rejected:
             with open(self._rejects, "x") as file:
@@ -131,6 +146,19 @@ class StagedPart:
         publish(self._folder, record)
         return True
 
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Names the format and the columns in the error of a writer."""
+        try:
+            yield
+        except (OSError, PredictionError):
+            raise
+        except Exception as error:
+            raise PredictionError(
+                f"format {self._format.suffix}: expected columns that it can write, received "
+                f"{_listed(self._kinds)}: {one_line(error)}"
+            ) from error
+
     def _file(self, staged: Path, name: str) -> PartFile:
         sync(staged)
         digest = hashlib.sha256()
@@ -138,6 +166,15 @@ class StagedPart:
             while block := file.read(_BLOCK):
                 digest.update(block)
         return PartFile(name, staged.name, staged.stat().st_size, digest.hexdigest())
+
+
+def _kind(column: np.ndarray) -> str:
+    """Returns the type of a column; of texts without their length, which numpy counts in it."""
+    return {"S": "bytes", "U": "str"}.get(column.dtype.kind, str(column.dtype))
+
+
+def _listed(kinds: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
 
 
 def publish(folder: OutputFolder, record: PartRecord) -> bool:

@@ -67,6 +67,10 @@ class Forward:
           PredictionError: an output has another number of rows.
         """
         outputs = _named(self._call(self._select(features)))
+        if not outputs:
+            raise PredictionError(
+                f"{self._predictor.name}: expected at least one output, received none"
+            )
         rows = rows_of(features)
         columns = {name: _array(features[name]) for name in self._keep}
         for name, value in outputs.items():
@@ -265,12 +269,24 @@ def _named(outputs: Nested) -> dict[str, Any]:
 
 def _array(value: Any) -> np.ndarray:
     if isinstance(value, tf.RaggedTensor):
-        rows = value.to_list()
-        array = np.empty(len(rows), object)
-        array[:] = rows
-        return array
+        return _array_of_rows(value)
     if isinstance(value, tf.SparseTensor):
         value = tf.sparse.to_dense(value)
     if tf.is_tensor(value) and value.dtype == tf.bfloat16:
         value = tf.cast(value, tf.float32)  # which no format lacks
     return np.asarray(value)
+
+
+def _array_of_rows(value: tf.RaggedTensor) -> np.ndarray:
+    """Returns an array of rows: arrays of the tensor's type, or nested lists."""
+    if value.dtype == tf.bfloat16:
+        value = tf.cast(value, tf.float32)
+    found = np.empty(int(value.nrows()), object)
+    if value.ragged_rank > 1:
+        rows = value.to_list()
+    else:
+        splits = value.row_splits.numpy()
+        rows = np.split(value.values.numpy(), splits[1:-1])
+    for i, row in enumerate(rows):  # numpy would make lists of one length a second axis
+        found[i] = row
+    return found

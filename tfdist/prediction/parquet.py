@@ -56,7 +56,9 @@ class _Parquet:
     def _flush(self) -> None:
         if not self._waiting:
             return
-        table = self._arrow.concat_tables(self._waiting).combine_chunks()
+        # A batch of empty rows tells no type.
+        table = self._arrow.concat_tables(self._waiting, promote_options="permissive")
+        table = table.combine_chunks()
         if self._writer is None:
             self._writer = self._parquet.ParquetWriter(self._path, table.schema)
         self._writer.write_table(table, row_group_size=_ROWS)
@@ -65,7 +67,8 @@ class _Parquet:
 
 def _to_arrow(arrow: Any, column: np.ndarray) -> Any:
     if column.dtype.hasobject or column.dtype.kind in "SU":
-        return arrow.array(column.tolist()) if column.size else arrow.array([], arrow.binary())
+        rows = [row.tolist() if np.ndim(row) > 1 else row for row in column.tolist()]
+        return arrow.array(rows) if rows else arrow.array([], arrow.binary())
     if column.ndim == 1:
         return arrow.array(column)
     array = arrow.array(np.ascontiguousarray(column).reshape(-1))

@@ -156,6 +156,8 @@ def _json(value: Any) -> Any:
         return [_json(one) for one in value]
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, complex):
+        raise PredictionError("jsonl: expected numbers or texts, received complex numbers")
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -175,6 +177,12 @@ def _feature(name: str, value: Any) -> tf.train.Feature:
             )
         return tf.train.Feature(float_list=tf.train.FloatList(value=flat))
     if array.dtype.kind in "iub":
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=flat))
+        # Protobuf takes no truth values.
+        whole = flat.astype(np.int64) if array.dtype.kind == "b" else flat
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=whole.tolist()))
+    if array.dtype.kind not in "OSU":
+        raise PredictionError(
+            f"tfrecord: expected numbers or texts, received {array.dtype} in column {name!r}"
+        )
     texts = [text.encode() if isinstance(text, str) else text for text in flat.tolist()]
     return tf.train.Feature(bytes_list=tf.train.BytesList(value=texts))

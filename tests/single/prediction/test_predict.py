@@ -109,6 +109,63 @@ def test_formats_hold_the_same_rows_and_bytes(tmp_path):
         assert parts[0] == parts[1]
 
 
+def test_formats_of_rows_of_different_lengths(tmp_path):
+    # Batches of rows that are all empty, of one length, and of different lengths.
+    lengths = np.array([0, 0, 2, 2, 1, 3])
+    rows = [[0.5] * n for n in lengths]
+
+    def model(batch):
+        return tf.RaggedTensor.from_row_lengths(tf.fill([tf.reduce_sum(batch)], 0.5), batch)
+
+    def call(form):
+        data = tfdist.data.from_arrays(lengths, task_size=6, name="lengths")
+        predict(tmp_path, model, data, form, format=form, keep=(), batch_size=2)
+        (path,) = (tmp_path / form).glob("part-*")
+        return path
+
+    found = [json.loads(line)["prediction"] for line in call("jsonl").read_text().splitlines()]
+    assert found == rows
+    found = [
+        list(tf.train.Example.FromString(r.numpy()).features.feature["prediction"].float_list.value)
+        for r in tf.data.TFRecordDataset(str(call("tfrecord")))
+    ]
+    assert found == rows
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(call("parquet"))
+    assert table["prediction"].to_pylist() == rows
+    assert str(table.schema.field("prediction").type.value_type) == "float"
+
+
+@pytest.mark.parametrize(
+    ("form", "model", "text"),
+    [
+        ("npz", lambda b: {"a": b} if b[0] else {"a": b, "b": b}, "one, a: .*, b: .*received a: "),
+        ("npz", lambda b: b.numpy().astype(float if b[0] else int), "prediction: int64, received"),
+        ("tfrecord", lambda b: tf.cast(b, tf.complex64), "received complex64 in column"),
+        ("jsonl", lambda b: tf.cast(b, tf.complex64), "received complex numbers"),
+        ("parquet", lambda b: tf.cast(b, tf.complex64), r"format .parquet: expected.*complex64: "),
+        ("parquet", lambda b: b[:, None][:, :0], r"format .parquet: expected.*float32: "),
+        ("jsonl", lambda b: {}, "expected at least one output"),
+    ],
+)
+def test_columns_that_cannot_be_written_are_named(tmp_path, form, model, text):
+    data = tfdist.data.from_arrays(np.arange(4, dtype=np.float32), task_size=4, name="columns")
+    with pytest.raises(PredictionError, match=text):
+        predict(tmp_path, model, data, format=form, keep=(), batch_size=2)
+    assert not list((tmp_path / "out").glob("part-*"))
+
+
+def test_truth_values_in_tfrecords(tmp_path):
+    data = tfdist.data.from_arrays(np.arange(3), task_size=4, name="truth")
+    predict(tmp_path, lambda batch: batch > 1, data, format="tfrecord", keep=())
+    (path,) = (tmp_path / "out").glob("part-*")
+    found = [
+        tf.train.Example.FromString(r.numpy()).features.feature["prediction"].int64_list.value[0]
+        for r in tf.data.TFRecordDataset(str(path))
+    ]
+    assert found == [0, 0, 1]
+
+
 def test_a_format_of_ones_own(tmp_path):
     class Csv:
         suffix = ".csv"
