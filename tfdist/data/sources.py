@@ -39,6 +39,7 @@ class RecordSource:
         consecutive unless the spec shuffles.
       signature: of `read`.
       records_of: makes a dataset of records of a dataset of such contents.
+      paths: of the files.
     """
 
     spec: Spec
@@ -46,6 +47,7 @@ class RecordSource:
     read: Callable[[OwnedTask, np.ndarray], Nested]
     signature: Nested
     records_of: Callable[[tf.data.Dataset], tf.data.Dataset]
+    paths: Sequence[str] = ()
 
 
 def source_of(dataset: object) -> RecordSource | None:
@@ -240,7 +242,7 @@ def from_files(
             for column, kind in columns.items()
         }
         unbatch = tf.data.Dataset.unbatch
-        return _dataset(name, spec, describe, read_rows, empty_rows, columns, unbatch)
+        return _dataset(name, spec, describe, read_rows, empty_rows, columns, unbatch, paths)
 
     if reader == "lines":
 
@@ -257,7 +259,7 @@ def from_files(
         nothing = np.zeros(0, object)
         signature: Nested = tf.TensorSpec([None], tf.string)
         unbatch = tf.data.Dataset.unbatch
-        return _dataset(name, spec, describe, read_lines, nothing, signature, unbatch)
+        return _dataset(name, spec, describe, read_lines, nothing, signature, unbatch, paths)
 
     def read_records(task: OwnedTask, rows: np.ndarray) -> Nested:
         path, (_, offset, size, _) = path_of(task), task.place
@@ -273,7 +275,7 @@ def from_files(
         tf.TensorSpec([None], tf.int64),
     )
     empty = ("", np.int64(0), np.int64(0), np.zeros(0, np.int64))
-    return _dataset(name, spec, describe, read_records, empty, signature, _records(shuffle))
+    return _dataset(name, spec, describe, read_records, empty, signature, _records(shuffle), paths)
 
 
 def _numbers(task: OwnedTask, rows: np.ndarray) -> np.ndarray:
@@ -288,6 +290,7 @@ def _dataset(
     nothing: Nested,
     signature: Nested,
     records_of: Callable[[tf.data.Dataset], tf.data.Dataset],
+    paths: Sequence[str] = (),
 ) -> tf.data.Dataset:
     """Makes the dataset of a queue.
 
@@ -298,6 +301,7 @@ def _dataset(
       nothing: the same of no rows.
       signature: of `read`.
       records_of: makes a dataset of records of one of such tensors.
+      paths: of the files.
     """
     try:
         description.check(spec)
@@ -319,7 +323,7 @@ def _dataset(
     options.deterministic = True
     read_tasks = tf.data.Dataset.from_generator(chunks, output_signature=signature)
     dataset = mark(records_of(read_tasks).with_options(options), feed)
-    setattr(dataset, _SOURCE, RecordSource(spec, describe, read, signature, records_of))
+    setattr(dataset, _SOURCE, RecordSource(spec, describe, read, signature, records_of, paths))
     return dataset
 
 

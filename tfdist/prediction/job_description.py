@@ -18,6 +18,7 @@ from tfdist.prediction.claims import Claims
 from tfdist.prediction.folder import OutputFolder, link_new, read_json, sync, write_json
 
 _FORMAT = 1
+_NAMES = {"model": "the model", "map": "the map", "content": "the content of the input files"}
 _PAUSE = 0.1  # seconds between two looks for the description that another worker makes
 
 
@@ -28,6 +29,7 @@ class Arguments:
     Attributes:
       model, map: the fingerprints.
       batch_size, keep, suffix, errors, metrics: as for `tfdist.predict`.
+      content: the fingerprint of the input files; "" if it is unknown.
     """
 
     model: str
@@ -37,13 +39,16 @@ class Arguments:
     suffix: str
     errors: str
     metrics: tuple[str, ...]
+    content: str = ""
 
     def difference(self, other: Arguments) -> str:
         """Returns the first difference, as "what: expected this one's, received the other's"."""
         for field in dataclasses.fields(self):
             own, theirs = getattr(self, field.name), getattr(other, field.name)
+            if field.name == "content" and not (own and theirs):
+                continue
             if own != theirs:
-                what = f"the {field.name}" if field.name in ("model", "map") else field.name
+                what = _NAMES.get(field.name, field.name)
                 return f"{what}: expected {own!r:.200}, received {theirs!r:.200}"
         return ""
 
@@ -115,7 +120,7 @@ def agree(
             continue
         try:
             if not folder.description.exists():
-                _write(folder, JobDescription(describe(), arguments))
+                _write(folder, JobDescription(_not_empty(describe()), arguments))
         finally:
             claims.release(claim, is_done=True)
     found = read(folder)
@@ -132,6 +137,14 @@ def agree(
             "or a new folder"
         )
     return found
+
+
+def _not_empty(data: Description) -> Description:
+    if not data.tasks:
+        raise PredictionError(
+            f"data: expected at least one record, found none in {len(data.spec.files)} files"
+        )
+    return data
 
 
 def read(folder: OutputFolder) -> JobDescription:

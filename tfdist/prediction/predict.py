@@ -106,6 +106,7 @@ def predict(
         suffix=chosen.suffix,
         errors=errors,
         metrics=part_metrics.names,
+        content=fingerprints.of_input(source.paths),
     )
     cluster = Cluster.from_environment()
     id = new_id()

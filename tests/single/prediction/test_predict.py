@@ -445,6 +445,29 @@ def test_a_file_that_changes_or_vanishes(tmp_path):
         predict(tmp_path, data=data, output="vanished", **options)
 
 
+def test_another_input_of_the_same_names_and_sizes_is_refused(tmp_path):
+    def call(folder):
+        data = tfdist.data.from_files(f"{tmp_path}/{folder}/*", "lines", task_size=2, name=folder)
+        return predict(tmp_path, lambda b: b["id"], data, map=lambda line: {"id": line})
+
+    for folder, line in (("monday", "1\n"), ("tuesday", "2\n"), ("a copy", "1\n")):
+        (tmp_path / folder).mkdir()
+        for file in range(40):
+            (tmp_path / folder / f"{file:02d}.txt").write_text(line)
+    assert call("monday").rows == 40
+    with pytest.raises(PredictionError, match="another value of the content of the input files"):
+        call("tuesday")
+    assert call("a copy").rows == 40
+
+
+def test_input_without_a_record_is_refused(tmp_path):
+    (tmp_path / "in.txt").write_text("a,b\n")
+    for _ in range(2):
+        data = tfdist.data.from_files(f"{tmp_path}/in.txt", "lines", header=1, name="empty")
+        with pytest.raises(PredictionError, match="at least one record, found none in 1 files"):
+            predict(tmp_path, data=data)
+
+
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     whole = contents_of_one_run(tmp_path)
     from tfdist.prediction import writers
