@@ -176,6 +176,8 @@ def test_bytes_that_are_no_message(server):
         ("/v1/models/affine:other", {}, 400, "Malformed request: POST"),
         ("/v1/models/other", None, 404, "any versions of model other"),
         ("/v1/models/affine/versions/8", None, 404, "version 8 of model affine"),
+        (f"/v1/models/affine/versions/{(1 << 63) - 1}", None, 404, "version 9223372036854775807"),
+        (f"/v1/models/affine/versions/{1 << 63}", None, 400, "a version of at most 92233720368"),
         ("/v1/models/affine:predict", None, 400, "Malformed request: GET"),
         ("/v1/models", None, 400, "Malformed request"),
         ("/other", None, 404, "Not Found"),

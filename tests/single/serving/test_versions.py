@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,16 @@ def states(versions: Versions) -> list[tuple[int, str, str]]:
 def newest(versions: Versions) -> int:
     with versions.lease() as model:
         return model.version
+
+
+def test_a_number_of_more_than_64_bits_is_no_version(tmp_path):
+    write(tmp_path, time.time_ns())
+    write(tmp_path, 1 << 63)  # no message of TensorFlow Serving could name it
+    versions = followed(tmp_path)
+    try:
+        assert newest(versions) < 1 << 63
+    finally:
+        versions.close()
 
 
 def test_the_newest_version_answers(tmp_path):

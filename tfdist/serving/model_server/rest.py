@@ -29,10 +29,11 @@ from tfdist.serving.model_server.messages import signatures_of, status_of
 from tfdist.serving.model_server.models import Models
 from tfdist.serving.model_server.requests import Answer, Asked
 from tfdist.serving.model_server.signature import CLASSIFY, REGRESS, Signature
+from tfdist.serving.model_server.versions import MAX_VERSION
 
 # Without a version: the newest one.
 _MODEL = (
-    r"/v1/models/(?P<model>[^/:]+)(?:/versions/(?P<version>[0-9]{1,18})|/labels/(?P<label>[^/:]+))?"
+    r"/v1/models/(?P<model>[^/:]+)(?:/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?"
 )
 _CALL = re.compile(_MODEL + r":(?P<method>predict|classify|regress)")
 _METADATA = re.compile(_MODEL + "/metadata")
@@ -162,6 +163,8 @@ def _parsed(body: bytes) -> Mapping[str, object]:
 
 def _asked(found: re.Match[str], signature: str = "") -> Asked:
     version = None if found["version"] is None else int(found["version"])
+    if version is not None and version > MAX_VERSION:
+        raise invalid(f"expected a version of at most {MAX_VERSION}, received {version}")
     return Asked(found["model"], version, found["label"] or "", signature)
 
 

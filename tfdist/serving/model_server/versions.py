@@ -32,6 +32,9 @@ _LAST_LOOK = 5.0
 # Ended versions whose state is still told.
 _MAX_ENDED = 20
 
+# The messages of TensorFlow Serving have versions of 64 bits.
+MAX_VERSION = (1 << 63) - 1
+
 
 class State(enum.Enum):
     """Of a version, with the number that TensorFlow Serving's protocol gives to it."""
@@ -253,4 +256,8 @@ def _found(folder: Path) -> dict[int, Path]:
     except OSError:
         return {}
     numbered = {int(e.name): e for e in entries if e.name.isascii() and e.name.isdigit()}
-    return {version: entry for version, entry in numbered.items() if is_saved_model(entry)}
+    return {
+        version: entry
+        for version, entry in numbered.items()
+        if version <= MAX_VERSION and is_saved_model(entry)
+    }
