@@ -40,7 +40,7 @@ def names_and_sizes(paths: Sequence[str]) -> tuple[tuple[str, int], ...]:
 
     Raises:
       FileNotFoundError: a file has vanished.
-      ValueError: a file is listed twice.
+      ValueError: a file is listed twice, or is a folder.
     """
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
@@ -51,11 +51,22 @@ def names_and_sizes(paths: Sequence[str]) -> tuple[tuple[str, int], ...]:
 
 
 def size_of(path: str) -> int:
-    """Returns the size of a file in bytes; raises FileNotFoundError if it has vanished."""
+    """Returns the size of a file in bytes.
+
+    Raises:
+      FileNotFoundError: it has vanished.
+      ValueError: it is a folder.
+    """
     try:
-        return tf.io.gfile.stat(path).length
+        found = tf.io.gfile.stat(path)
     except tf.errors.NotFoundError as error:
         raise FileNotFoundError(f"from_files: {path} has vanished: {error.message}") from None
+    if found.is_directory:
+        raise ValueError(
+            f"from_files: expected files, received the folder {path}: give a pattern of files, "
+            "such as 'folder/*.csv'"
+        )
+    return found.length
 
 
 def positions(

@@ -20,6 +20,7 @@ from tfdist.data.queue.client import OwnedTask
 from tfdist.data.queue.description import Description
 from tfdist.data.sources import RecordSource
 from tfdist.errors import PredictionError
+from tfdist.reasons import one_line
 
 _READ_AHEAD = 2  # batches
 
@@ -41,6 +42,9 @@ class Batches:
       description: the input cut into tasks.
       map_record: of one record; `None`: the record itself.
       batch_size: records of a batch.
+
+    Raises:
+      PredictionError: the map fails with any record.
     """
 
     def __init__(
@@ -56,7 +60,15 @@ class Batches:
         self._sizes = description.plan(0).sizes
         self._pieces: Iterator[Piece] = iter(())
         self._failure: BaseException | None = None
-        self._batches = self._pipeline()
+        try:
+            self._batches = self._pipeline()
+        except Exception as error:
+            if map_record is None:
+                raise
+            raise PredictionError(
+                "map: expected a function of one record in TensorFlow's operations, but it fails: "
+                f"{one_line(error)}"
+            ) from error
         self._ahead = self._batches.prefetch(_READ_AHEAD)
 
     @property

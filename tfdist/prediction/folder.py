@@ -43,7 +43,13 @@ class OutputFolder:
           PredictionError: it has files that no prediction has written.
           OSError: it cannot be made.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise PredictionError(
+                f"{self.path}: expected a new or empty folder, or the output of this job, found a "
+                "file there"
+            ) from error
         # Other workers may be making them.
         foreign = sorted(set(os.listdir(self.path)) - {JOB})
         if foreign and not self.job.is_dir():

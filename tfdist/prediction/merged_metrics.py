@@ -13,7 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist.errors import PredictionError, brief
+from tfdist.errors import PredictionError
+from tfdist.reasons import kind_and_text
 
 # `fit` and `evaluate` choose a metric for these names by the shapes of labels and outputs. Taken
 # alone, Keras's "accuracy" counts outputs that equal their labels exactly.
@@ -77,7 +78,7 @@ class PartMetrics:
                 raise PredictionError(
                     f"metrics: {metric.name!r} expected labels and outputs that fit, received "
                     f"labels {_described(labels)} and outputs {_described(predictions)}: "
-                    f"{brief(error)}"
+                    f"{kind_and_text(error)[1]}"
                 ) from error
 
     def states(self) -> list[list[Any]]:

@@ -17,6 +17,7 @@ from tfdist.errors import PredictionError
 from tfdist.prediction import fingerprints
 from tfdist.prediction.batches import rows_of
 from tfdist.ps.export.served_models import ServedModelFile
+from tfdist.reasons import one_line
 
 _ONLY = "prediction"  # the name of an output without one
 
@@ -94,7 +95,7 @@ class Forward:
         except Exception as error:
             raise PredictionError(
                 f"{self._predictor.name}: expected a model that takes the batches of map, which "
-                f"are {spec}: {error}"
+                f"are {spec}: {one_line(error)}"
             ) from error
 
 
@@ -164,10 +165,10 @@ def _loaded(path: Path, signature: str | None) -> Predictor:
             if is_saved_model
             else _of_keras(keras.models.load_model(path), f"model {path}", before)
         )
-    except (OSError, ValueError, tf.errors.OpError) as error:
-        if isinstance(error, PredictionError):
-            raise
-        raise PredictionError(f"model {path}: cannot be loaded: {error}") from error
+    except PredictionError:
+        raise
+    except Exception as error:  # TensorFlow has an IndexError for a file that is cut off
+        raise PredictionError(f"model {path}: cannot be loaded: {one_line(error)}") from error
     if fingerprints.of_files(path) != before:
         raise PredictionError(f"model {path}: its files have changed while it was loaded")
     return predictor
@@ -188,11 +189,18 @@ def _of_signature(path: Path, fingerprint: str, signature: str | None) -> Predic
             f"model {path}: expected the signature {name!r}, found {sorted(signatures)}"
         )
     function = signatures[name]
-    inputs = sorted(function.structured_input_signature[1])
+    specs = function.structured_input_signature[1]
+    inputs = sorted(specs)
 
     def call(features: Mapping[str, Any]) -> Nested:
         # The loaded object owns the variables.
         assert loaded is not None
+        for name, value in features.items():
+            if value.dtype != specs[name].dtype:  # TensorFlow would fail at the first batch
+                raise ValueError(
+                    f"input {name!r}: expected {specs[name].dtype.name}, received "
+                    f"{value.dtype.name}: cast it in map"
+                )
         return function(**features)
 
     return Predictor(f"model {path}", f"{fingerprint} {name}", inputs, call, True)

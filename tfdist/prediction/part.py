@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._types import Nested
-from tfdist.errors import PredictionError, brief
+from tfdist.errors import PredictionError
 from tfdist.prediction.batches import Batches, joined, rows_of
 from tfdist.prediction.claims import Claim
 from tfdist.prediction.commits import StagedPart
@@ -22,6 +22,7 @@ from tfdist.prediction.job_description import JobDescription
 from tfdist.prediction.merged_metrics import PartMetrics
 from tfdist.prediction.models import Forward
 from tfdist.prediction.writers import RowFormat
+from tfdist.reasons import kind_and_text, one_line
 
 _log = logging.getLogger("tfdist")
 # Failures that do not come from a record.
@@ -276,5 +277,6 @@ def is_of_a_record(error: Exception) -> bool:
 
 
 def _message(error: Exception) -> str:
-    """Returns the first line of an error, without TensorFlow's names of nodes."""
-    return re.sub(r"\{\{.*?\}\} ?| \[Op:\w+\].*", "", brief(error)) or type(error).__name__
+    """Returns the reason of an error in one line; the class of one of TensorFlow says nothing."""
+    text = kind_and_text(error)[1] if isinstance(error, tf.errors.OpError) else one_line(error)
+    return re.sub(r"\{\{.*?\}\} ?| \[Op:\w+\].*", "", text) or type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -93,8 +94,13 @@ def predict(
     source = _checked_source(data)
     if errors not in _ERRORS:
         raise PredictionError(f"errors: expected 'fail' or 'park', received {errors!r}")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise PredictionError(f"batch_size: expected a number of at least 1, received {batch_size}")
+    if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__") or batch_size < 1:
+        raise PredictionError(
+            f"batch_size: expected a whole number of at least 1, received {batch_size!r:.200}"
+        )
+    batch_size = operator.index(batch_size)  # also of numpy
+    if isinstance(keep, str):
+        raise PredictionError(f"keep: expected a list of names, received {keep!r}")
     chosen = format_of(format)
     predictor = predictor_of(model, signature)
     part_metrics = PartMetrics(metrics)
@@ -153,7 +159,8 @@ def _checked_source(data: Any) -> RecordSource:
     if source is None:
         raise PredictionError(
             "data: expected the result of tfdist.data.from_files, from_arrays or from_ranges, "
-            f"without map, batch or other transformations of it (use map=...), received {data!r}"
+            "without map, batch or other transformations of it (use map=...), received "
+            f"{data!r:.200}"
         )
     if source.spec.shuffle:
         raise PredictionError(

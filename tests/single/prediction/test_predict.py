@@ -355,6 +355,13 @@ def test_keras_models(tmp_path):
         rows = rows_of(tmp_path / output)
         np.testing.assert_allclose([row[column] for row in rows], expected, rtol=1e-6)
     assert rows_of(tmp_path / "of model.keras") == rows_of(tmp_path / "memory")
+    with pytest.raises(PredictionError, match="input 'keras.*': expected float32, received int64"):
+        whole = {"map": lambda row: row["id"][None], "keep": ()}
+        predict(tmp_path, str(tmp_path / "served"), output="whole numbers", **whole)
+    with open(tmp_path / "served/variables/variables.data-00000-of-00001", "r+b") as file:
+        file.truncate(10)
+    with pytest.raises(PredictionError, match="served: cannot be loaded: "):
+        predict(tmp_path, str(tmp_path / "served"), output="cut off")
     with pytest.raises(PredictionError, match="another value of the model"):
         model.layers[0].bias.assign([1.0, 1.0])
         predict(tmp_path, model, output="memory", map=lambda row: {**row, "x": row["x"][None]})
@@ -415,6 +422,12 @@ def test_bad_arguments(tmp_path):
         ({"format": "xml"}, "format: expected one of parquet"),
         ({"errors": "ignore"}, "errors: expected 'fail' or 'park'"),
         ({"batch_size": 0}, "batch_size: expected"),
+        ({"batch_size": 2.5}, "batch_size: expected a whole number of at least 1, received 2.5"),
+        ({"keep": "id"}, "keep: expected a list of names, received 'id'"),
+        ({"output": "full/other.txt"}, "other.txt: expected a new or empty folder.*found a file"),
+        ({"output": "full/other.txt/out"}, "out: expected a new or empty folder.*found a file"),
+        ({"map": lambda row: row["none"]}, "^map: expected a function of one.*KeyError: 'none'$"),
+        ({"model": lambda batch: batch["z"]}, r"^record \d+: KeyError: 'z'"),
         ({"keep": ["name"]}, r"names of features, which are \['id', 'x'\], received 'name'"),
         ({"data": tf.data.Dataset.range(3)}, "data: expected the result of tfdist.data.from_files"),
         ({"model": lambda batch: batch["x"][:1]}, "expected 8 rows of output 'prediction'"),
@@ -440,6 +453,8 @@ def test_a_file_that_changes_or_vanishes(tmp_path):
     path.write_text("1\n")
     with pytest.raises(PredictionError, match="expected 80 bytes, received 2: the file has chang"):
         predict(tmp_path, data=data, **options)
+    with pytest.raises(ValueError, match="expected files, received the folder"):
+        tfdist.data.from_files(str(path.parent), "lines", name="folder")
     path.unlink()
     with pytest.raises(FileNotFoundError, match="in.txt has vanished"):
         predict(tmp_path, data=data, output="vanished", **options)
