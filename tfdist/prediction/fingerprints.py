@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ def of_keras(model: Any) -> str:
     digest = hashlib.sha256(type(model).__name__.encode())
     try:
         config = model.get_config()
-        digest.update(json.dumps(config, sort_keys=True, default=repr).encode())
+        digest.update(json.dumps(config, sort_keys=True, default=_text_of).encode())
     except Exception:  # a model class without a configuration: its weights tell
         pass
     for value in model.get_weights():
@@ -78,6 +79,11 @@ def of_function(function: Callable[..., Any] | None) -> str:
     name = getattr(function, "__qualname__", type(function).__qualname__)
     text = name if code is None else f"{name} {_text(code)}"
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text_of(value: Any) -> str:
+    """Returns a text of an object that is the same in each process: without its address."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _code_of(function: Any) -> types.CodeType | None:

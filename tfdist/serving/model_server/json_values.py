@@ -208,7 +208,7 @@ def _pieces(value: object) -> Iterator[str]:
 
 
 def _leaves(value: object) -> int:
-    """Returns about how many values a nested list has: lists of one depth are about alike."""
+    """Returns about how many values a nested list has; its parts are about equal."""
     if isinstance(value, dict):
         return sum(map(_leaves, value.values())) + 1
     return len(value) * _leaves(value[0]) if isinstance(value, list) and value else 1
