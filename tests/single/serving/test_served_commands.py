@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 
 import pytest
 import tensorflow as tf
@@ -18,6 +19,7 @@ from support.launching import PACKAGE
 from support.patience import PATIENCE
 from support.served_tables import Training, addresses, values_of, write_model
 from support.warm_python import interpreter
+from tfdist.launch.ports import free_ports
 
 pytestmark = pytest.mark.timeout(120)
 IDS = list(range(100))
@@ -62,6 +64,25 @@ def root(tmp_path):
     training.set({i: float(i) for i in IDS})
     training.save()
     return tmp_path / "snapshots"
+
+
+def test_the_metrics_of_a_server(root, tmp_path):
+    (port,) = free_ports(1)
+    group = addresses(1)
+    with servers(root, group, {"TFDIST_METRICS_PORT": str(port)}):
+        model = loaded(write_model(tmp_path / "model"), group)
+        assert values_of(model, IDS) == IDS
+        values_of(model, [10**12])
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read()
+        model.table_connection.close()
+    found = dict(line.rsplit(" ", 1) for line in text.decode().splitlines() if line[0] != "#")
+    labels = 'table="users",task="table server 0"'
+    assert float(found[f"tfdist_ps_rows{{{labels}}}"]) == len(IDS)
+    assert float(found[f"tfdist_ps_lookups_total{{{labels}}}"]) == len(IDS) + 1
+    assert float(found[f"tfdist_ps_lookup_hits_total{{{labels}}}"]) == len(IDS)
+    assert float(found['tfdist_ps_snapshot{task="table server 0"}']) == 1
+    age = time.time() - float(found['tfdist_ps_snapshot_timestamp_seconds{task="table server 0"}'])
+    assert 0 <= age < 600
 
 
 def test_a_killed_and_a_silent_server(root, tmp_path):

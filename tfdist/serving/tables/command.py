@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 
 import tensorflow as tf
 
+from tfdist import _providers
 from tfdist.config.cluster import Cluster
 from tfdist.config.printing import printable
 from tfdist.config.settings import Settings
@@ -46,7 +48,16 @@ def serve(
     except (TfdistError, OSError, tf.errors.OpError) as error:
         return _failed(error, 1)
     try:
-        return server.serve()
+        with contextlib.ExitStack() as stack:
+            stack.callback(server.close)
+            if settings.metrics_port is not None:
+                serve_metrics = _providers.provider("serve_metrics")
+                exporter = serve_metrics(group, settings, server)
+                if exporter is not None:
+                    stack.enter_context(contextlib.closing(exporter))
+            return server.serve()
+    except ClusterConfigError as error:
+        return _failed(error, 2)
     except (TfdistError, OSError, tf.errors.OpError) as error:
         return _failed(error, 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -16,6 +17,7 @@ from tfdist.ops.ps.server_records import ServerEvent
 from tfdist.ops.ps.snapshot import ReadOnlyTable, SavedTable, read_only
 from tfdist.ps.checkpoint import row_chain
 from tfdist.ps.config import PsConfig
+from tfdist.ps.stats.rates import Reading
 from tfdist.serving.tables import ring
 from tfdist.serving.tables.publication import Publication, PublishedPart
 
@@ -113,6 +115,16 @@ class Partitions:
         """Returns the number of rows of all tables and partitions."""
         stores = self._stores.values()
         return sum(table.rows for store in stores for table in store.table_stats().values())
+
+    def reading(self) -> Reading:
+        """Returns the statistics of all stores together; see `tfdist.ps.stats.rates`."""
+        server: Counter[str] = Counter()
+        tables: dict[str, Counter[str]] = {}
+        for store in self._stores.values():
+            server.update(dataclasses.asdict(store.stats()))
+            for name, table in store.table_stats().items():
+                tables.setdefault(name, Counter()).update(dataclasses.asdict(table))
+        return {"server": server, "tables": tables}
 
     def load(self, publication: Publication) -> None:
         """Reads a snapshot into the stores, before `start`.

@@ -53,11 +53,13 @@ class Publication:
       root: the folder.
       number: the snapshot's number; later ones have larger numbers.
       parts: the part of each server of the training.
+      written: its time, in seconds since 1970; 0: unknown.
     """
 
     root: str
     number: int
     parts: tuple[PublishedPart, ...]
+    written: float = 0.0
 
     def variables(self) -> dict[str, np.ndarray]:
         """Reads the flat arrays of the training's variables, by name; see `Placement`.
@@ -86,6 +88,7 @@ def latest(root: str) -> Publication:
                 f"checkpoint_dir or the folder of 'tfdist ps follow' is, received one without "
                 f"{layout.manifest(root)}"
             )
+        written = tf.io.gfile.stat(layout.manifest(root)).mtime_nsec / 1e9
         parts = []
         for server in range(servers):
             folder = layout.directory(root, server, servers)
@@ -101,4 +104,4 @@ def latest(root: str) -> Publication:
             f"{root}: expected a snapshot with embedding tables, received one of {servers} servers "
             f"of which {servers - len(parts)} have none"
         )
-    return Publication(root, number, tuple(parts))
+    return Publication(root, number, tuple(parts), written)

@@ -16,6 +16,7 @@ from tfdist.control.server import ControlServer
 from tfdist.control.signing import data_key
 from tfdist.errors import CheckpointError, ClusterConfigError
 from tfdist.job.encryption import check_names, encrypt
+from tfdist.ps.stats.rates import Reading
 from tfdist.serving.tables import publication
 from tfdist.serving.tables.messages import DESCRIBE, DescribeRequest
 from tfdist.serving.tables.partitions import Partitions
@@ -136,6 +137,22 @@ class TableServer:
         """The number of the snapshot that is served; `None` before the first."""
         served = self._partitions.publication
         return None if served is None or not self._is_ready.is_set() else served.number
+
+    def reading(self) -> Reading | None:
+        """Returns the statistics of its rows and lookups; `None` before they are read."""
+        return self._partitions.reading() if self._is_ready.is_set() else None
+
+    @property
+    def latest_snapshot(self) -> tuple[int, float] | None:
+        """The number of the snapshot that is served, and the time of its writing."""
+        served = self._partitions.publication
+        if served is None or not self._is_ready.is_set():
+            return None
+        return served.number, served.written
+
+    @property
+    def task_master(self) -> None:
+        """Deals out no data tasks."""
 
     def _load(self) -> None:
         began = time.monotonic()
