@@ -191,7 +191,7 @@ class Openings:
       distributed: the dataset that this worker reads, from the beginning.
       splits_batches: tells whether each worker reads a share of each global batch. Else it reads
         other batches or files than the others, and leaves out as many of its own.
-      agree: sets draws to those of the first worker, for workers that open the data together.
+      agree: sets draws to the first worker's draws, for workers that open the data together.
 
     Attributes:
       opening: how often the data was opened, from 1 once it was.
@@ -268,7 +268,7 @@ class Openings:
         return reasons
 
     def agree(self) -> None:
-        """Goes on with the orders of the first worker; workers that share batches call it together.
+        """Continues with the orders of the first worker; workers that share batches call it together.
 
         Raises:
           tf.errors.OpError: a worker was lost.

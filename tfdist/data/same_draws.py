@@ -1,4 +1,4 @@
-"""Workers that share batches go on with the same orders, whatever each has read ahead."""
+"""Workers that share batches continue with the same orders, whatever each has read ahead."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def agreement_of(strategy: tf.distribute.Strategy) -> Agree | None:
 def go_to_draws_of_first(
     communicator: ops.Communicator, generators: Sequence[SeedGenerator]
 ) -> None:
-    """Sets how often generators have drawn to what rank 0 has; all ranks call it together.
+    """Sets how often generators have drawn to rank 0's numbers; all ranks call it together.
 
     Args:
       communicator: the workers.

@@ -169,7 +169,7 @@ class OpenedWhenRead:
 
     @property
     def datasets(self) -> Sequence[tf.data.Dataset]:
-        """Whose shuffles draw orders when it is read."""
+        """The datasets with the shuffles of the data."""
         return self._openings.source.datasets
 
     def open(self) -> None:
