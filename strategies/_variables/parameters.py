@@ -45,6 +45,13 @@ class Parameter:
     placed_as: str
 
 
+# The names that this process has used at the servers of a client, whichever strategy has made the
+# variables: another one's variables would begin with the values of the first.
+_names_of: weakref.WeakKeyDictionary[ParameterClient, collections.Counter[str]]
+_names_of = weakref.WeakKeyDictionary()
+_names_lock = threading.Lock()
+
+
 class Parameters:
     """Registers the parameters of one worker, pulls them and pushes them.
 
@@ -79,7 +86,7 @@ class Parameters:
         self._lock = threading.Lock()
         self._parameters: dict[int, Parameter] = {}
         self._variables: dict[int, weakref.ref[ServerVariable]] = {}
-        self._names: collections.Counter[str] = collections.Counter()
+        self._names = _names_of.setdefault(client, collections.Counter())
         self._names_in: weakref.WeakKeyDictionary[tf.Graph, collections.Counter]
         self._names_in = weakref.WeakKeyDictionary()
         self._trainings = {} if trainings is None else trainings
@@ -88,12 +95,17 @@ class Parameters:
         self._agreements = 0
 
     def unique_name(self, name: str, graph: tf.Graph | None = None) -> str:
-        """Returns `name`, with a suffix if `graph` has a variable of this name already.
+        """Returns `name`, with a suffix if there is a variable of this name already.
 
         Workers run the same program, so a name means the same variable in all of them.
+
+        Args:
+          name: of a variable.
+          graph: has its own names, which mean the variables of other graphs; `None` for variables
+            of this process, also of another strategy.
         """
         name = getattr(self._thread, "prefix", "") + name
-        with self._lock:
+        with _names_lock:
             names = self._names
             if graph is not None:
                 names = self._names_in.setdefault(graph, collections.Counter())

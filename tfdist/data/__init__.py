@@ -15,7 +15,7 @@
 | `position.py`, `openings.py`, `order.py`, `iterators.py` | exact resume of other data |
 | `background_release.py` | iterators end in threads of their own |
 | `strategies.py` | the attributes of strategies that the input uses |
-| `draws.py`, `same_draws.py`, `seeds.py` | the orders that shuffles draw, equal on all workers, and the seeds |
+| `draws.py`, `same_draws.py`, `seeds.py` | the orders that shuffles draw, and the seeds |
 | `shares.py`, `rows.py` | the rows of a worker, and the rows of a dataset |
 | `queue/` | the queues themselves, and their master |
 

@@ -268,7 +268,7 @@ class Openings:
         return reasons
 
     def agree(self) -> None:
-        """Continues with the orders of the first worker; workers that share batches call it together.
+        """Continues with the first worker's orders; workers that share batches call it together.
 
         Raises:
           tf.errors.OpError: a worker was lost.

@@ -47,6 +47,26 @@ def test_the_first_value_counts_for_all(ctx):
 
 
 @on_job(2)
+def test_models_of_two_strategies_have_variables_of_their_own(ctx):
+    if served():
+        return
+    keras.utils.set_random_seed(0)
+    plain = _adam()
+    expected = plain.get_weights()
+    fit_dataset(4)(plain)
+    trained = []
+    for build in (lambda: built_classifier(keras.optimizers.SGD(0.1)), _adam):
+        keras.utils.clear_session()  # so layers have the same names again
+        _, model = _in_scope(build, mode="sync")
+        assert difference(model.get_weights(), expected) == 0
+        meet(ctx, f"begun {len(trained)}")
+        fit_dataset(4)(model)
+        trained.append(model.get_weights())
+    assert difference(trained[1], plain.get_weights()) <= 1e-5
+    assert difference(trained[0], trained[1]) > 0.001
+
+
+@on_job(2)
 def test_the_chief_writes_for_all(ctx):
     if served():
         return
