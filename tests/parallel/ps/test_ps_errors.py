@@ -243,7 +243,8 @@ def test_a_process_has_one_strategy(ctx):
         return
     first = tfdist.ParameterServerStrategy()
     assert fit(ctx, first)["weight"] == weight_after(3)
-    # The same arguments give the same connections; the model has variables of its own, although their names are equal.
+    # The same arguments give the same connections, but the model has variables of its own,
+    # although their names are equal.
     keras.backend.clear_session()
     assert fit(ctx, tfdist.ParameterServerStrategy())["weight"] == weight_after(3)
     with pytest.raises(
