@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tfdist.launch.job_registry import JobEntry
-    from tfdist.observe.live.records import FitProgress
+    from tfdist.observe.metrics.fit_progress import FitProgress
 
 DESCRIPTION = """\
 Lists the jobs that 'tfdist run' has started here for you: running ones, with the epoch of fit and

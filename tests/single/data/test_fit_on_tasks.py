@@ -12,18 +12,8 @@ import tensorflow as tf
 import tfdist
 from support import ledger
 from tfdist.data import feed
-from tfdist.job import process
 
 RECORDS = 23
-
-
-@pytest.fixture(autouse=True)
-def own_feeds(monkeypatch):
-    """Each test has queues of its own."""
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.setattr(feed, "current", feed.Feeds())
-    yield
-    process.current.disconnect()
 
 
 def queue(name="train"):

@@ -6,20 +6,10 @@ import numpy as np
 import pytest
 
 import tfdist
-from tfdist.data import feed
-from tfdist.job import process
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 ROWS = 25
-
-
-@pytest.fixture(autouse=True)
-def own_feeds(monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.setattr(feed, "current", feed.Feeds())
-    yield
-    process.current.disconnect()
 
 
 def table(first):

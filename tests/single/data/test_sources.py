@@ -12,16 +12,6 @@ import tensorflow as tf
 import tfdist
 from tfdist.data import checkpoints, feed, files
 from tfdist.errors import ClusterConfigError
-from tfdist.job import process
-
-
-@pytest.fixture(autouse=True)
-def own_feeds(monkeypatch):
-    """Each test has queues of its own."""
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.setattr(feed, "current", feed.Feeds())
-    yield
-    process.current.disconnect()
 
 
 def epoch_of(dataset):

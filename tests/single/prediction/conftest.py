@@ -1,14 +1,5 @@
 """Each test has queues of its own."""
 
-import pytest
+from support.feeds import own_feeds
 
-from tfdist.data import feed
-from tfdist.job import process
-
-
-@pytest.fixture(autouse=True)
-def own_feeds(monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.setattr(feed, "current", feed.Feeds())
-    yield
-    process.current.disconnect()
+__all__ = ["own_feeds"]

@@ -12,7 +12,7 @@ from tfdist.keras.session.participant import Participant
 from tfdist.keras.session.session import FitSession, Session, is_in_fit_of
 from tfdist.keras.workers import is_ours
 from tfdist.observe.metrics import fit_report
-from tfdist.observe.metrics.fit_report import FitState
+from tfdist.observe.metrics.fit_progress import FitProgress
 from tfdist.observe.pauses import pauses
 
 
@@ -73,11 +73,11 @@ class Progress(Participant[FitSession]):
         if process.current.serves_metrics:
             fit_report.current.state = self._state(has_ended)
 
-    def _state(self, has_ended: bool = False) -> FitState:
+    def _state(self, has_ended: bool = False) -> FitProgress:
         fit, done = self.session, self._estimate.done
         # Users also give numbers of NumPy, which JSON does not have.
         epochs = int(fit.arguments["epochs"])
-        return FitState(
+        return FitProgress(
             # After the last batch of an epoch the session counts the next one.
             epoch=min(int(fit.epoch) + (0 if has_ended else 1), epochs),
             epochs=epochs,

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from tfdist.errors import ClusterConfigError
 from tfdist.observe.live import targets
-from tfdist.observe.live.records import FitProgress, activity, first_that_trains
+from tfdist.observe.live.records import activity, first_that_trains
 from tfdist.observe.live.sampler import Sampler
+from tfdist.observe.metrics.fit_progress import FitProgress
 
 
 def progress_of(job_file: Path, timeout: float) -> FitProgress | None:

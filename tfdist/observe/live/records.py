@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from tfdist.observe.metrics.fit_progress import FitProgress
+
 FORMAT = 2
 EVENTS_SECONDS = 10.0  # that the timeline covers at most
 # Beyond these an answer is none of a task's: sums and quotients of its numbers stay finite, and it
@@ -57,29 +59,6 @@ class TaskEvent:
 
 # A curve: the number of a step, and the value; `None` if it is not finite.
 Points = Sequence[tuple[int, float | None]]
-
-
-@dataclasses.dataclass(frozen=True)
-class FitProgress:
-    """Where a task's newest `fit` stands.
-
-    Attributes:
-      epoch: the current epoch, from 1.
-      epochs: all of them.
-      batch: the trained batches of the current epoch.
-      batches: all of them; `None` if their number is not known.
-      done: the trained share of the `fit`, 0 to 1.
-      remaining: estimated seconds until its end; `None` if they are not known.
-      has_ended: whether it has ended, maybe before its last epoch.
-    """
-
-    epoch: int
-    epochs: int
-    batch: int
-    batches: int | None
-    done: float
-    remaining: float | None
-    has_ended: bool
 
 
 @dataclasses.dataclass(frozen=True)

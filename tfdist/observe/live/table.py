@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from tfdist.config.printing import printable_line
-from tfdist.observe.live.records import FitProgress, JobActivity, TaskActivity, first_that_trains
+from tfdist.observe.live.records import JobActivity, TaskActivity, first_that_trains
+from tfdist.observe.metrics.fit_progress import FitProgress
 
 _HEAD = (
     "task",

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 
 from tfdist._types import Logs
 from tfdist.observe.metrics.curve import Curves
+from tfdist.observe.metrics.fit_progress import FitProgress
 
 # Seconds between two steps whose logs are noted: a step of a small model takes 2 ms.
 PERIOD = 0.1
-
-
-@dataclasses.dataclass(frozen=True)
-class FitState:
-    """Where a `fit` stands.
-
-    Attributes:
-      epoch: the current epoch, from 1; the last trained one after the end.
-      epochs: of the whole `fit`, also the epochs that a former process has trained.
-      batch: the trained batches of the current epoch.
-      batches: all of them; `None` if their number is not known yet.
-      done: the trained share of the `fit`, 0 to 1.
-      remaining: estimated seconds until its end; `None` if they are not known yet.
-      has_ended: whether it has ended, maybe before its last epoch.
-    """
-
-    epoch: int
-    epochs: int
-    batch: int
-    batches: int | None
-    done: float
-    remaining: float | None
-    has_ended: bool
 
 
 class FitReport:
@@ -48,10 +25,10 @@ class FitReport:
     def __init__(self) -> None:
         self.curves = Curves()
         self.steps = 0
-        self.state: FitState | None = None
+        self.state: FitProgress | None = None
         self._due = 0.0
 
-    def note_step(self, logs: Logs | None, state: Callable[[], FitState]) -> None:
+    def note_step(self, logs: Logs | None, state: Callable[[], FitProgress]) -> None:
         """Notes a step; some times a second also its logs, and where `fit` stands after it.
 
         Args:

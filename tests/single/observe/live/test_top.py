@@ -18,10 +18,11 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.job_file import JobFile
 from tfdist.control.signing import metrics_token
 from tfdist.observe.live import sampler
-from tfdist.observe.live.records import FitProgress, ReportedState, TaskAnswer, activity
+from tfdist.observe.live.records import ReportedState, TaskAnswer, activity
 from tfdist.observe.live.sampler import Sampler
 from tfdist.observe.live.table import describe, number, progress, size
 from tfdist.observe.live.targets import Targets
+from tfdist.observe.metrics.fit_progress import FitProgress
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = "a secret of sixteen"

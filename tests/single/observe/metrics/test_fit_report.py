@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tfdist.observe.metrics import fit_report
-from tfdist.observe.metrics.fit_report import FitReport, FitState
+from tfdist.observe.metrics.fit_progress import FitProgress
+from tfdist.observe.metrics.fit_report import FitReport
 
 
 def test_short_steps_are_counted_and_seldom_noted(monkeypatch):
@@ -13,7 +14,7 @@ def test_short_steps_are_counted_and_seldom_noted(monkeypatch):
 
     def state():
         asked.append(report.steps)
-        return FitState(1, 2, report.steps, None, 0.1, None, has_ended=False)
+        return FitProgress(1, 2, report.steps, None, 0.1, None, has_ended=False)
 
     for _ in range(1000):
         now[0] += 0.01
