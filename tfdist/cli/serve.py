@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -107,6 +108,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tfdist.export_for_serving(tables='served') look their rows up there",
     )
     parser.add_argument(
+        "--tables-wait",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="with --tables, wait for these servers for S seconds at the start, and say meanwhile "
+        "that the server is not ready (default: 60)",
+    )
+    parser.add_argument(
         "--cache-rows",
         type=whole_number(0),
         default=0,
@@ -174,10 +183,54 @@ def run(chosen: argparse.Namespace) -> int:
         tls = Settings.from_environment().tls
         if chosen.client_certificates and tls is None:
             return refuse("--client-certificates: expected TFDIST_TLS_CERT and others, found none")
-        server = _server(folders, chosen, tls)
+        with _Signals() as signals:
+            server = _server(folders, chosen, tls)
+            signals.is_starting = False
+            return _serve(server, signals, chosen, tls)
+    except _EndedAtStart as ended:
+        return ended.exit_code
     except TfdistError as error:
         return refuse(str(error))
-    return _serve(server, chosen.host, tls, chosen.drain)
+
+
+class _EndedAtStart(BaseException):
+    """A signal has ended the start: `Exception` would be the failure of a model."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class _Signals:
+    """Takes SIGTERM and SIGINT, as a context.
+
+    Attributes:
+      stopped: is set by a signal.
+      is_starting: whether a signal ends the start, which may wait for servers, by an exception.
+      exit_code: of the first signal.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self.is_starting = True
+        self.exit_code: int | None = None
+
+    def __enter__(self) -> _Signals:
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        self._previous = {number: signal.signal(number, self._note) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        if self.exit_code is None:
+            self.exit_code = 130 if number == signal.SIGINT else 0
+        self.stopped.set()
+        if self.is_starting:
+            self.is_starting = False
+            raise _EndedAtStart(self.exit_code)
 
 
 def _server(folders: dict[str, Path], chosen: argparse.Namespace, tls: Tls | None) -> ModelServer:
@@ -192,7 +245,12 @@ def _server(folders: dict[str, Path], chosen: argparse.Namespace, tls: Tls | Non
     )
     return ModelServer(
         folders,
-        functools.partial(_load, cache_rows=chosen.cache_rows, cache_seconds=chosen.cache_seconds),
+        functools.partial(
+            _load,
+            waits_until=time.monotonic() + chosen.tables_wait,
+            cache_rows=chosen.cache_rows,
+            cache_seconds=chosen.cache_seconds,
+        ),
         Serving(
             tables=tables,
             kept=chosen.versions,
@@ -212,7 +270,7 @@ def _server(folders: dict[str, Path], chosen: argparse.Namespace, tls: Tls | Non
     )
 
 
-def _load(folder: str, tables: Sequence[str], **cache: Any) -> Any:
+def _load(folder: str, tables: Sequence[str], waits_until: float, **cache: Any) -> Any:
     """Loads a SavedModel; its lookups go to servers of its tables, if it has any."""
     import tensorflow as tf
 
@@ -223,20 +281,15 @@ def _load(folder: str, tables: Sequence[str], **cache: Any) -> Any:
         return tf.saved_model.load(folder)
     if not tables:
         raise ValueError(f"{folder}: the model's tables are on servers; expected --tables")
-    return load(folder, tables, **cache)
+    # Later it is tried again at each look.
+    return load(folder, tables, wait=max(0.0, waits_until - time.monotonic()), **cache)
 
 
-def _serve(server: ModelServer, host: str, tls: Tls | None, drain: float) -> int:
+def _serve(
+    server: ModelServer, signals: _Signals, chosen: argparse.Namespace, tls: Tls | None
+) -> int:
     """Waits for a signal, and closes the server; returns the exit code."""
-    received: list[int] = []
-    stopped = threading.Event()
-
-    def stop(number: int, _: object) -> None:
-        received.append(number)
-        stopped.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    host = chosen.host
     at = f"[{host}]" if ":" in host else host
     scheme = "http" if tls is None else "https"
     for name, version in server.versions():
@@ -245,10 +298,10 @@ def _serve(server: ModelServer, host: str, tls: Tls | None, drain: float) -> int
         f"tfdist serve: gRPC at {at}:{server.port}, REST at {scheme}://{at}:{server.rest_port}",
         flush=True,
     )
-    stopped.wait()
-    stopped.clear()  # a second signal ends the drain
-    server.close(drain, stopped)
-    return 130 if received[0] == signal.SIGINT else 0
+    signals.stopped.wait()
+    signals.stopped.clear()  # a second signal ends the drain
+    server.close(chosen.drain, signals.stopped)
+    return signals.exit_code or 0
 
 
 def _how_to_install() -> str:

@@ -27,6 +27,7 @@ def load(
     cache_rows: int = 0,
     cache_seconds: float = 1.0,
     timeout: float = 10.0,
+    wait: float | None = None,
 ) -> Any:
     """Loads a SavedModel and binds its lookups to servers of its tables, or to a folder of rows.
 
@@ -41,6 +42,8 @@ def load(
       cache_rows: the number of rows of each table that this process caches; 0: none.
       cache_seconds: a cached row is used for at most so long after it was requested; from 1/16 s.
       timeout: seconds after which a lookup fails that no copy of its rows answers.
+      wait: seconds for which this call waits for servers that do not answer yet, such as servers
+        that still read their snapshot; `None`: as `timeout`.
 
     Returns:
       The object of `tf.saved_model.load`: `serve`, `signatures` and so on. Its `table_connection`
@@ -61,9 +64,9 @@ def load(
     answers = model.serve(ids)
     ```
     """
-    _check(servers, tables, cache_rows, cache_seconds, timeout)
+    _check(servers, tables, cache_rows, cache_seconds, timeout, wait)
     file = ServedModelFile.read(folder)
-    connection = _connection(servers, tables, timeout)
+    connection = _connection(servers, tables, timeout, wait)
     try:
         for name, width in file.tables.items():
             table = _add(connection, name, width)
@@ -100,6 +103,7 @@ def _check(
     cache_rows: int,
     cache_seconds: float,
     timeout: float,
+    wait: float | None,
 ) -> None:
     def expect(fits: bool, expected: str, received: object) -> None:
         if not fits:
@@ -110,17 +114,18 @@ def _check(
     expect(fits, "cache_rows of 0 or more", cache_rows)
     expect(cache_seconds >= 1 / 16, "cache_seconds of at least 1/16", cache_seconds)
     expect(timeout > 0, "a timeout of more than 0 s", timeout)
+    expect(wait is None or wait >= 0, "a wait of 0 s or more", wait)
 
 
 def _connection(
-    servers: str | Sequence[str] | None, tables: str | None, timeout: float
+    servers: str | Sequence[str] | None, tables: str | None, timeout: float, wait: float | None
 ) -> TableConnection | LocalTables:
     if tables is not None:
         return LocalTables(tables)
     assert servers is not None
     if isinstance(servers, str):
         servers = addresses_in(servers, "serving.load: servers", "servers of tables")
-    return TableConnection(servers, Settings.from_environment(), timeout)
+    return TableConnection(servers, Settings.from_environment(), timeout, wait=wait)
 
 
 def _add(connection: TableConnection | LocalTables, name: str, width: int) -> int:

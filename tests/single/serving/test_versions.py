@@ -46,7 +46,9 @@ def write(folder: Path, version: int | str, text: str = "good") -> None:
 
 
 def followed(folder: Path, **options: int) -> Versions:
-    return Versions("m", folder, Model, period=0.01, **options)
+    versions = Versions("m", folder, Model, period=0.01, **options)
+    versions.begin()
+    return versions
 
 
 def states(versions: Versions) -> list[tuple[int, str, str]]:
@@ -141,6 +143,59 @@ def test_a_start_with_a_damaged_newest_version(tmp_path):
     versions = followed(tmp_path)
     assert newest(versions) == 1
     assert [s[1] for s in states(versions)] == ["END", "AVAILABLE"]
+    versions.close()
+
+
+def test_servers_of_tables_that_do_not_answer_are_asked_again(tmp_path, caplog):
+    write(tmp_path, 1)
+    away = threading.Event()
+    asked = []
+
+    def load(folder, version):
+        if away.is_set():
+            asked.append(version)
+            raise tf.errors.UnavailableError(None, None, f"no server of tables: {len(asked)}")
+        return Model(folder, version)
+
+    versions = Versions("m", tmp_path, load, period=0.01)
+    versions.begin()
+    away.set()
+    write(tmp_path, 2)
+    until(lambda: len(asked) > 3)
+    assert newest(versions) == 1
+    away.clear()
+    until(lambda: newest(versions) == 2)
+    versions.close()
+    assert caplog.text.count("version 2 cannot be loaded") == 1
+
+
+def test_two_folders_of_one_version(tmp_path, caplog):
+    """The one without zeros in front is taken, as by TensorFlow Serving, and one line says so."""
+    for name in ("7", "007", "07"):
+        write(tmp_path, name)
+    loaded = []
+
+    def load(folder, version):
+        loaded.append(folder.name)
+        return Model(folder, version)
+
+    versions = Versions("m", tmp_path, load, period=0.01)
+    versions.begin()
+    assert (newest(versions), loaded) == (7, ["7"])
+    write(tmp_path, 8)
+    until(lambda: newest(versions) == 8)
+    versions.close()
+    told = [r.message for r in caplog.records if "expected one folder for version 7" in r.message]
+    assert len(told) == 2
+    assert told[1].endswith(f"{tmp_path / '07'} is ignored")
+
+
+def test_a_model_is_not_there_before_it_is_loaded(tmp_path):
+    write(tmp_path, 1)
+    versions = Versions("m", tmp_path, Model)
+    with pytest.raises(CallError, match="model m is still being loaded") as raised:
+        newest(versions)
+    assert raised.value.status == 503
     versions.close()
 
 

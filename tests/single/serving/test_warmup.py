@@ -94,5 +94,5 @@ def test_a_version_that_cannot_be_warmed_up_is_left_out_and_freed(tmp_path):
         return model
 
     with pytest.raises(NoModelError, match="expected logs of Predict"):
-        Models({"affine": tmp_path / "affine"}, loader, Serving(), Meters())
+        Models({"affine": tmp_path / "affine"}, loader, Serving(), Meters()).begin()
     assert closed == [str(folder)]

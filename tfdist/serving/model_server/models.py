@@ -90,9 +90,6 @@ class Models:
       loader: reads a SavedModel.
       serving: how they are served.
       meters: count the requests.
-
-    Raises:
-      NoModelError: a folder has no version that can be loaded.
     """
 
     def __init__(
@@ -116,14 +113,17 @@ class Models:
 
             return load_version
 
-        try:
-            for name, folder in folders.items():
-                self._versions[name] = Versions(
-                    name, folder, load(name), serving.kept, serving.period
-                )
-        except BaseException:
-            self.close()
-            raise
+        for name, folder in folders.items():
+            self._versions[name] = Versions(name, folder, load(name), serving.kept, serving.period)
+
+    def begin(self) -> None:
+        """Loads all models; requests meanwhile are answered by those that are there.
+
+        Raises:
+          NoModelError: a folder has no version that can be loaded.
+        """
+        for versions in self._versions.values():
+            versions.begin()
 
     def predict(
         self,

@@ -49,6 +49,9 @@ class Listening:
 class ModelServer:
     """Serves models until closed.
 
+    It listens first, and is ready when all models are loaded: they may have to wait for the servers
+    of their tables.
+
     Args:
       folders: the folder of each model by its name; each version is a folder named by a number.
       loader: reads a SavedModel.
@@ -107,6 +110,14 @@ class ModelServer:
             self._models.close()
             raise
         self.port, self.rest_port = self._grpc.port, self._http.port
+        try:
+            self._models.begin()
+        except BaseException:
+            self._is_ending.set()
+            self._http.close(0)
+            self._grpc.close(0)
+            self._models.close()
+            raise
 
     def is_ready(self) -> bool:
         """Whether each model has a version that answers requests, and the server stays."""

@@ -7,7 +7,8 @@ request. So there is always a version, and no request fails because of a change:
     FOLDER/1   loading  available .......... unloading  end
     FOLDER/2                       loading   available ....
 
-A version that cannot be loaded is left out, and tried again when its files change.
+A version that cannot be loaded is left out, and tried again when its files change; or at the next
+look, if only the servers of its tables did not answer.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import grpc
+import tensorflow as tf
+
 from tfdist.errors import TfdistError
 from tfdist.reasons import one_line
-from tfdist.serving.model_server.call_error import not_found
+from tfdist.serving.model_server.call_error import CallError, not_found
 from tfdist.serving.model_server.saved_model import LoadedModel, is_saved_model, stamp_of
 
 _log = logging.getLogger("tfdist.serving")
@@ -77,7 +81,7 @@ class NoModelError(TfdistError, ValueError):
 
 
 class Versions(Generic[_Model]):
-    """Follows the folder of a model until closed.
+    """Follows the folder of a model, from `begin` until `close`.
 
     Args:
       name: of the model.
@@ -85,9 +89,6 @@ class Versions(Generic[_Model]):
       load: reads a version.
       kept: how many versions answer requests, counted from the newest.
       period: seconds between two looks at the folder.
-
-    Raises:
-      NoModelError: no version can be loaded.
     """
 
     def __init__(
@@ -107,12 +108,24 @@ class Versions(Generic[_Model]):
         self._loaded: dict[int, _Held[_Model]] = {}
         self._states: dict[int, VersionState] = {}
         self._failed: dict[int, tuple] = {}  # the stamps of versions that cannot be loaded
+        self._waiting: set[int] = set()  # versions whose tables' servers do not answer
+        self._told_of_two: set[tuple[Path, Path]] = set()
         self._has_told_of_none = False
         self._stopped = threading.Event()
-        self._update(_found(folder))
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Loads the newest version, and then follows the folder in a thread.
+
+        Raises:
+          NoModelError: no version can be loaded.
+        """
+        self._update(self._found())
         if not self._loaded:
             raise NoModelError(self._nothing())
-        self._thread = threading.Thread(target=self._follow, name=f"versions-{name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._follow, name=f"versions-{self.name}", daemon=True
+        )
         self._thread.start()
 
     @contextlib.contextmanager
@@ -128,6 +141,10 @@ class Versions(Generic[_Model]):
         with self._lock:
             number = max(self._loaded, default=None) if version is None else version
             held = None if number is None else self._loaded.get(number)
+            if held is None and self._thread is None:
+                raise CallError(
+                    grpc.StatusCode.UNAVAILABLE, f"model {self.name} is still being loaded"
+                )
             if held is None:
                 asked = "Latest" if version is None else "Specific"
                 which = "" if version is None else f", {version}"
@@ -149,13 +166,14 @@ class Versions(Generic[_Model]):
     def close(self) -> None:
         """Stops following, and frees all versions that no request uses."""
         self._stopped.set()
-        self._thread.join(_LAST_LOOK)
+        if self._thread is not None:
+            self._thread.join(_LAST_LOOK)
         self._retire(set())
 
     def _follow(self) -> None:
         while not self._stopped.wait(self._period):
             try:
-                self._update(_found(self._folder))
+                self._update(self._found())
             except Exception:  # requests are answered by the present versions
                 _log.exception("model %r: cannot look at %s", self.name, self._folder)
 
@@ -184,20 +202,30 @@ class Versions(Generic[_Model]):
         try:
             model = self._load(folder, version)
         except Exception as error:  # of any kind: the files may be anything
-            # A version may just be arriving: it is tried again when it has changed.
-            self._failed[version] = stamp
-            self._set_state(VersionState(version, State.END, one_line(error)))
-            _log.error("model %r: version %d cannot be loaded: %s", self.name, version, error)
+            # A version may just be arriving: it is tried again when it has changed. Servers of its
+            # tables may come back at any time.
+            passes = isinstance(error, tf.errors.UnavailableError)
+            if not passes:
+                self._failed[version] = stamp
+            self._note_problem(version, one_line(error), passes)
             return False
         if self._stopped.is_set():
             model.close()
             return False
         self._failed.pop(version, None)
+        self._waiting.discard(version)
         with self._lock:
             self._loaded[version] = _Held(model)
             self._states[version] = VersionState(version, State.AVAILABLE)
         _log.info("model %r: version %d of %s is available", self.name, version, folder)
         return True
+
+    def _note_problem(self, version: int, problem: str, passes: bool) -> None:
+        self._set_state(VersionState(version, State.END, problem))
+        # One that is tried again each time is told once, whatever the words of the reason.
+        if not passes or version not in self._waiting:
+            _log.error("model %r: version %d cannot be loaded: %s", self.name, version, problem)
+        self._waiting = self._waiting | {version} if passes else self._waiting - {version}
 
     def _retire(self, wanted: set[int]) -> None:
         with self._lock:
@@ -228,6 +256,30 @@ class Versions(Generic[_Model]):
             for version in sorted(ended)[:-_MAX_ENDED]:
                 del self._states[version]
 
+    def _found(self) -> dict[int, Path]:
+        """Returns the folders of complete versions by their numbers."""
+        try:
+            entries = sorted(self._folder.iterdir())
+        except OSError:
+            return {}
+        found: dict[int, Path] = {}
+        for entry in entries:
+            version = _version_of(entry.name)
+            if version is None or not is_saved_model(entry):
+                continue
+            if version in found:
+                self._note_two(version, found[version], entry)
+            found[version] = entry  # of 007 and 7 it is 7, as with TensorFlow Serving
+        return found
+
+    def _note_two(self, version: int, ignored: Path, taken: Path) -> None:
+        if (ignored, taken) not in self._told_of_two:
+            self._told_of_two.add((ignored, taken))
+            _log.warning(
+                "model %r: expected one folder for version %d, received %s and %s: %s is ignored",
+                *(self.name, version, ignored, taken, ignored),
+            )
+
     def _nothing(self) -> str:
         """Says why the folder has no version."""
         if not self._folder.is_dir():
@@ -249,15 +301,7 @@ class Versions(Generic[_Model]):
         )
 
 
-def _found(folder: Path) -> dict[int, Path]:
-    """Returns the folders of complete versions by their numbers."""
-    try:
-        entries = list(folder.iterdir())
-    except OSError:
-        return {}
-    numbered = {int(e.name): e for e in entries if e.name.isascii() and e.name.isdigit()}
-    return {
-        version: entry
-        for version, entry in numbered.items()
-        if version <= MAX_VERSION and is_saved_model(entry)
-    }
+def _version_of(name: str) -> int | None:
+    """Returns the number that a folder's name is; `None` for other names."""
+    number = int(name) if name.isascii() and name.isdigit() else -1
+    return number if 0 <= number <= MAX_VERSION else None

@@ -84,6 +84,7 @@ class TableConnection:
       settings: the secret, TLS, and whether to share memory with servers of this machine.
       timeout: seconds after which a lookup fails that no copy answers.
       patience: seconds after which a silent server is taken for dead, if there is a copy.
+      wait: seconds for which servers are awaited that do not answer yet; `None`: `timeout`.
 
     Raises:
       ClusterConfigError: the servers refuse this process, or contradict each other.
@@ -97,6 +98,7 @@ class TableConnection:
         settings: Settings,
         timeout: float = 10.0,
         patience: float = 1.0,
+        wait: float | None = None,
     ) -> None:
         encrypt(settings, _CALLER)
         self._group = ServerGroup.of(servers)
@@ -125,7 +127,7 @@ class TableConnection:
             peer_memory=settings.peer_memory,
         )
         try:
-            self._begin()
+            self._begin(timeout if wait is None else wait)
         except BaseException:
             self.close()
             raise
@@ -163,8 +165,8 @@ class TableConnection:
         for control in self._control:
             control.close()
 
-    def _begin(self) -> None:
-        problems = self._ask_all()
+    def _begin(self, wait: float) -> None:
+        problems = self._ask_all(wait)
         if not self._known:
             raise tf.errors.UnavailableError(None, None, f"no server of tables: {problems}")
         self._description = next(iter(self._known.values()))
@@ -178,10 +180,11 @@ class TableConnection:
                     f"{', '.join(map(self._name, self._copies(partition)))}; {problems}",
                 )
 
-    def _ask_all(self) -> str:
+    def _ask_all(self, wait: float) -> str:
         """Asks all servers what they serve; returns why some have not answered."""
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + wait
         problems: dict[int, str] = {}
+        has_told = False
         while True:
             for server in range(len(self._control)):
                 if server not in self._known:
@@ -190,10 +193,13 @@ class TableConnection:
                 any(server in self._known for server in self._copies(partition))
                 for partition in range(len(self._group.workers))
             )
+            reasons = "; ".join(text for text in problems.values() if text)
             if enough or time.monotonic() >= deadline:
-                break
+                return reasons
+            if not has_told:
+                has_told = True
+                _log.warning("waiting up to %.0f s for servers of tables: %s", wait, reasons)
             time.sleep(_RETRY)
-        return "; ".join(text for text in problems.values() if text)
 
     def _ask(self, server: int) -> str | None:
         """Asks a server what it serves; returns why it has not answered."""
