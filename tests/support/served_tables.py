@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import tensorflow as tf
@@ -40,6 +41,7 @@ class Training:
             Checkpoints(store, self.root, i, servers) for i, store in enumerate(stores)
         ]
         self._users = self._worker.table("users", width, **ADAGRAD)
+        self._kernel: SimpleNamespace | None = None
 
     def set(self, rows: Mapping[int, float]) -> None:
         """Sets all numbers of the rows of some ids to a value."""
@@ -53,6 +55,24 @@ class Training:
         self._worker.client.tables.edit(
             self._users, EditKind.REMOVE, tf.constant(ids, tf.int64), none
         )
+
+    def set_variable(self, values: Sequence[float]) -> None:
+        """Sets a variable "kernel" on the first server."""
+        if self._kernel is None:
+            shard = SimpleNamespace(server=0, name="kernel", first=0, count=len(values))
+            parameter = self._worker.client.parameters.add("kernel", tf.float32, [shard])
+            variable = tf.Variable(tf.zeros(len(values)))
+            self._worker.client.parameters.initial_value(parameter, variable)
+            self._kernel = SimpleNamespace(
+                name="kernel", handle=variable.handle, parameter=parameter, variable=variable
+            )
+        self._kernel.variable.assign(values)
+        self._worker.client.parameters.set([self._kernel], write=True)
+        self._worker.client.flush(10.0)
+
+    def add_table(self, name: str) -> None:
+        """Makes a further table, without rows."""
+        self._worker.table(name, self.width, **ADAGRAD)
 
     def save(self, full: bool = False) -> int:
         """Writes a snapshot of all servers and the manifest; returns its number."""

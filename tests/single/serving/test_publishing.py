@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,81 @@ def test_whole_then_changes(training, tmp_path):
     values = served_rows(tmp_path / "published", tmp_path, [7, 8, 9, 201, 202])
     assert values[0] == 2 and values[2:] == [9, 1, 2]
     assert -1 <= values[1] <= 1
+
+
+def make_old(*folders):
+    """Makes the manifests of folders 1,000 seconds old."""
+    then = time.time() - 1000
+    for folder in folders:
+        os.utime(folder / "manifest.json", (then, then))
+
+
+def files_of(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_snapshot_without_changes_makes_no_publication(training, tmp_path):
+    target = tmp_path / "published"
+    publisher = Publisher(str(target))
+    publish(publisher, training)
+    before, manifest = files_of(target), (target / "manifest.json").read_bytes()
+    for _ in range(2):
+        training.save()
+        make_old(target)
+        assert publish(publisher, training) is None
+        # The published state is as old as this snapshot; files have whole seconds.
+        assert publication.latest(str(target)).written > time.time() - 500
+    assert files_of(target) == before and (target / "manifest.json").read_bytes() == manifest
+    training.set({7: 70.0})
+    training.save()
+    publisher = Publisher(str(target))  # continues from the last snapshot, too
+    done = publish(publisher, training)
+    assert (done.number, done.rows, done.is_whole) == (2, 1, False)
+    training.remove(8)  # no row, and yet a change
+    training.save()
+    assert publish(publisher, training).number == 3
+    assert served_rows(target, tmp_path, [6, 7]) == [6, 70]
+
+
+def test_an_old_snapshot_of_a_training_is_not_renewed(training, tmp_path):
+    """Without later snapshots nobody knows whether the rows have changed."""
+    publisher = Publisher(str(tmp_path / "published"))
+    publish(publisher, training)
+    make_old(tmp_path / "snapshots", tmp_path / "published")
+    before = publication.latest(str(tmp_path / "published")).written
+    assert publish(publisher, training) is None
+    assert publish(Publisher(str(tmp_path / "published")), training) is None
+    assert publication.latest(str(tmp_path / "published")).written == before
+
+
+def test_variables_and_tables_are_changes_too(training, tmp_path):
+    publisher = Publisher(str(tmp_path / "published"))
+    publish(publisher, training)
+    for values in ([1.0, 2.0], [1.0, 3.0]):
+        training.set_variable(values)
+        training.save()
+        assert publish(publisher, training).rows == 0
+        training.save()
+        assert publish(publisher, training) is None
+    training.add_table("films")
+    training.save()
+    assert publish(publisher, training).rows == 0
+    found = publication.latest(str(tmp_path / "published"))
+    assert found.number == 4 and found.variables()["kernel"].tolist() == [1.0, 3.0]
+
+
+def test_a_server_knows_that_nothing_has_changed(training, tmp_path):
+    target = tmp_path / "published"
+    publisher = Publisher(str(target))
+    publish(publisher, training)
+    make_old(target)
+    with serving(target, addresses(1), 0, follow=0.02) as server:
+        reaches(server, 1)
+        _, before = server.latest_snapshot
+        training.save()
+        assert publish(publisher, training) is None
+        wait_until(lambda: server.latest_snapshot[1] > before + 500, "the later time")
+        assert server.latest_snapshot[0] == 1
 
 
 def test_published_rows_have_no_slots(training, tmp_path):

@@ -53,7 +53,7 @@ class Publication:
       root: the folder.
       number: the snapshot's number; later ones have larger numbers.
       parts: the part of each server of the training.
-      written: its time, in seconds since 1970; 0: unknown.
+      written: until when it has all changes, in seconds since 1970; 0: unknown.
     """
 
     root: str
@@ -74,6 +74,12 @@ class Publication:
         return found
 
 
+def time_of(root: str) -> float:
+    """Returns the time of a folder's manifest, in seconds since 1970."""
+    seconds: float = tf.io.gfile.stat(layout.manifest(root)).mtime_nsec / 1e9
+    return seconds
+
+
 def latest(root: str) -> Publication:
     """Returns the latest complete snapshot of a folder.
 
@@ -88,7 +94,7 @@ def latest(root: str) -> Publication:
                 f"checkpoint_dir or the folder of 'tfdist ps follow' is, received one without "
                 f"{layout.manifest(root)}"
             )
-        written = tf.io.gfile.stat(layout.manifest(root)).mtime_nsec / 1e9
+        written = time_of(root)
         parts = []
         for server in range(servers):
             folder = layout.directory(root, server, servers)

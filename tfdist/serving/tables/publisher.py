@@ -10,6 +10,7 @@ says how far the training's own snapshots were read:
     snapshot-00000005.rows   after 4 -->   snapshot-00000002.rows   after 1: both
     snapshot-00000006.rows   after 5 -/
     snapshot-00000007.rows   whole   -->   snapshot-00000003.rows   whole
+    snapshot-00000008.rows   after 7, without a change: the manifest gets a later time
 ```
 """
 
@@ -26,6 +27,7 @@ from tfdist.errors import CheckpointError
 from tfdist.ops.ps.saved_rows import SavedRows
 from tfdist.ops.ps.snapshot import ReadOnlyTable, SavedTable, read_only
 from tfdist.ps.checkpoint import files, layout, row_chain, rows_file, snapshot
+from tfdist.serving.tables import publication
 from tfdist.serving.tables.publication import Publication, PublishedPart
 
 
@@ -61,6 +63,7 @@ class Publisher:
         self._target = target.rstrip("/")
         snapshot.prepare(self._target)
         self._number, _ = snapshot.recorded(self._target)
+        self._as_of = publication.time_of(self._target) if self._number else 0.0
         self._read = self._recorded_parts()
         self._written: dict[int, tuple[int, int]] = {}
         for server, part in self._read.items():
@@ -70,9 +73,10 @@ class Publisher:
             assert part is not None
 
     def publish(self, source: Publication) -> PublishedFiles | None:
-        """Publishes a snapshot of the training; `None` if that is published already.
+        """Publishes a snapshot of the training; `None` if nothing has changed.
 
-        Nothing of it is visible before all of it is written.
+        Nothing of it is visible before all of it is written. Without a change the manifest is
+        written again: its time says how old the published state is.
 
         Raises:
           CheckpointError: the snapshot is damaged, or was removed meanwhile: a later one has all
@@ -82,11 +86,17 @@ class Publisher:
         """
         read = dict(enumerate(source.parts))
         if read == self._read:
+            if source.written > self._as_of:
+                self._renew(source)
             return None
         found = {i: part.links_since(self._read.get(i)) for i, part in read.items()}
         is_whole = len(read) != len(self._read) or any(whole for _, whole in found.values())
         if is_whole:
             found = {i: part.links_since(None) for i, part in read.items()}
+        elif not any(self._has_changes(i, part, found[i][0]) for i, part in read.items()):
+            self._read = read
+            self._renew(source)
+            return None
         number = self._number + 1
         written, about, rows = {}, [], 0
         for i, part in read.items():
@@ -97,11 +107,32 @@ class Publisher:
             about.append(_write_variables(part, folder, number, done.checksum))
         snapshot.write_manifest(self._target, number, about)
         self._number, self._read, self._written = number, read, written
+        self._as_of = source.written
         self._record()
         size = sum(int(str(one["bytes"])) for one in about) + sum(
             _rows_bytes(self._target, i, len(read), number) for i in read
         )
         return PublishedFiles(number, rows, size, is_whole)
+
+    def _has_changes(self, server: int, part: PublishedPart, links: list[tuple[int, int]]) -> bool:
+        """Whether a server's part of a snapshot differs from what is published of it."""
+        for _, rows in row_chain.read_links(part.folder, links):
+            if rows is not None and (len(rows.ids) or len(rows.removed)):
+                return True
+        folder = layout.directory(self._target, server, len(self._read))
+        published = PublishedPart(folder, *self._written[server])
+        if _descriptions(part, links) != _descriptions(published, []):
+            return True
+        return not _are_equal(_variables(part), _variables(published))
+
+    def _renew(self, source: Publication) -> None:
+        """Says that the published state is the training's until now."""
+        with files.open_whole(layout.manifest(self._target)) as file:
+            content = file.read()
+        with files.replaced(layout.manifest(self._target)) as file:
+            file.write(content)
+        self._as_of = source.written
+        self._record()
 
     def _recorded_parts(self) -> dict[int, PublishedPart]:
         """Returns how far an earlier publisher has read; nothing if that is unknown."""
@@ -158,6 +189,24 @@ def _tables_of(part: PublishedPart, links: list[tuple[int, int]]) -> dict[str, R
         return {name: read_only(table) for name, table in found.items()}
     except tf.errors.InvalidArgumentError as error:
         raise CheckpointError(f"{part.folder}: {error.message}") from error
+
+
+def _descriptions(part: PublishedPart, links: list[tuple[int, int]]) -> dict[str, bytes]:
+    """Returns how the tables of a part are published, by name."""
+    return {name: kept.table.description for name, kept in _tables_of(part, links).items()}
+
+
+def _variables(part: PublishedPart) -> dict[str, np.ndarray]:
+    read = snapshot.read(layout.path(part.folder, part.number, "npz"))
+    return {**read.unclaimed, **read.shards}
+
+
+def _are_equal(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> bool:
+    # By their bytes: a NaN is equal to itself.
+    return some.keys() == others.keys() and all(
+        array.dtype == others[name].dtype and array.tobytes() == others[name].tobytes()
+        for name, array in some.items()
+    )
 
 
 def _values_of(rows: SavedRows, floats: int) -> SavedRows:

@@ -187,7 +187,11 @@ class TableServer:
     def _look(self) -> None:
         served = self._partitions.publication
         found = publication.latest(self._root)
-        if served is None or found.number <= served.number:
+        if served is None:
+            return
+        if found.parts == served.parts and found.written > served.written:
+            self._partitions.publication = found  # nothing has changed until then
+        if found.number <= served.number:
             return
         began = time.monotonic()
         count = self._partitions.update(found)

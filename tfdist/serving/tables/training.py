@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from tfdist.control.waiting import Wait
@@ -64,6 +65,7 @@ class Training:
           ClusterConfigError: the job has no `checkpoint_dir`, or refuses this process.
           AuthenticationError: this process does not have the job's secret.
         """
+        asked_at = time.time()
         told = [self._ask(server, 0, 0.0) for server in range(len(self._controls))]
         number = max(int(answer["next"]) for answer in told)
         root = self._root or str(told[0]["root"])
@@ -72,7 +74,7 @@ class Training:
         for server in range(len(self._controls)):
             self._wait_for(server, number)
         self._root = root
-        return _parts_of(root, number, len(self._controls))
+        return _parts_of(root, number, len(self._controls), asked_at)
 
     def last(self) -> Publication:
         """Returns the last snapshot of servers that have ended; `snapshot` was called before.
@@ -129,7 +131,7 @@ class SnapshotFolder:
         """Does nothing."""
 
 
-def _parts_of(root: str, number: int, servers: int) -> Publication:
+def _parts_of(root: str, number: int, servers: int, as_of: float) -> Publication:
     parts = []
     for server in range(servers):
         folder = layout.directory(root, server, servers)
@@ -137,4 +139,4 @@ def _parts_of(root: str, number: int, servers: int) -> Publication:
         if about.get("rows") is None:
             raise CheckpointError(f"{folder}: snapshot {number} has no embedding tables")
         parts.append(PublishedPart(folder, number, int(about["rows"])))
-    return Publication(root, number, tuple(parts))
+    return Publication(root, number, tuple(parts), as_of)
