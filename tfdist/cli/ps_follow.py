@@ -21,7 +21,8 @@ examples:
   tfdist ps follow published --cluster "$TF_CONFIG" --checkpoint-dir /shared/snapshots
       a job that a scheduler has started; the secret: TFDIST_SECRET or TFDIST_SECRET_FILE
   tfdist ps follow published --checkpoint-dir /shared/snapshots
-      the snapshots that a training writes by itself (checkpoint_every)
+      the snapshots that a training writes by itself (checkpoint_every); also of a training without
+      ps tasks, whose workers hold the tables
 
 exit code:
   0 when the job of a job file has ended and its last snapshot is published; 1 if the first

@@ -292,3 +292,11 @@ def test_a_last_snapshot_that_cannot_be_read_is_an_error(training, tmp_path, cap
         thread.join()
     assert ended == [1]
     assert "expected the folder of a complete snapshot" in capsys.readouterr().err
+
+
+def test_a_job_without_ps_tasks_is_told_how_its_tables_are_followed(tmp_path, capsys):
+    workers = '{"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}}'
+    assert follow.follow(str(tmp_path / "published"), 60.0, None, workers, None) == 2
+    error = capsys.readouterr().err
+    assert "expected a job with ps tasks" in error
+    assert "give their folder as --checkpoint-dir, without --job and --cluster" in error

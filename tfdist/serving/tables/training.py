@@ -41,7 +41,9 @@ class Training:
         if not cluster.ps:
             raise ClusterConfigError(
                 f"{command}: expected a job with ps tasks, which hold its tables, received "
-                f"{', '.join(cluster.training_addresses) or 'none'} alone"
+                f"{', '.join(cluster.training_addresses) or 'none'} alone; tables on workers are "
+                "followed by the snapshots that the workers write: give their folder as "
+                "--checkpoint-dir, without --job and --cluster"
             )
         if root is None and access.secret is None:
             raise ClusterConfigError(
