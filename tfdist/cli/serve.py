@@ -137,6 +137,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the largest request (default: 256)",
     )
     parser.add_argument(
+        "--max-json",
+        type=whole_number(1),
+        default=32,
+        metavar="MB",
+        help="the largest request of REST, also once it is uncompressed (default: 32): others wait "
+        "while one is read, about a second for 32 MB of numbers",
+    )
+    parser.add_argument(
         "--threads",
         type=whole_number(1),
         default=32,
@@ -263,6 +271,7 @@ def _server(folders: dict[str, Path], chosen: argparse.Namespace, tls: Tls | Non
             port=chosen.port,
             rest_port=chosen.rest_port,
             max_bytes=chosen.max_request * _MEGABYTE,
+            max_json_bytes=chosen.max_json * _MEGABYTE,
             threads=chosen.threads,
             tls=tls,
             wants_certificates=chosen.client_certificates,

@@ -111,6 +111,30 @@ def test_a_model_refuses_its_input(server):
     assert rest(server, "/v1/models/levels:regress", {"examples": [{"x": 1.0}]})[0] == 400
 
 
+def test_an_unknown_signature_has_another_code_than_for_predict(server):
+    request = regression_pb2.RegressionRequest(input=examples())
+    request.model_spec.name, request.model_spec.signature_name = "levels", "none"
+    with stub_of(server) as stub, pytest.raises(grpc.RpcError) as raised:
+        stub.Regress(request, timeout=TIMEOUT)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_values_of_examples(server):
+    """Truth values are whole numbers, as in TensorFlow Serving; none is rounded to infinity."""
+    path = "/v1/models/levels:regress"
+    for value, status, text in (
+        (True, 400, "x"),  # the model's own refusal of int64
+        ([True, 1], 400, "x"),
+        (None, 400, "received ['NoneType']"),
+        (1e39, 400, "float32"),
+    ):
+        body = {"signature_name": "value", "examples": [{"x": value}]}
+        received, answer = rest(server, path, body)
+        assert received == status and text in answer["error"], answer
+    body = {"signature_name": "value", "examples": [{"x": float("inf")}]}
+    assert rest(server, path, body) == (200, {"results": [float("inf")]})
+
+
 def test_metadata(server):
     request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
     request.model_spec.name = "levels"

@@ -16,7 +16,7 @@ from tensorflow.core.framework.tensor_pb2 import TensorProto
 
 from support.serving.clients import TIMEOUT, predict_request, rest, serving, stub_of
 from support.serving.saved_models import write_affine
-from tfdist.serving.model_server import grpc_server, http_server
+from tfdist.serving.model_server import grpc_server, http_server, messages
 from tfdist.serving.model_server.server import Listening
 
 X = np.ones([2, 3], np.float32)
@@ -126,6 +126,17 @@ def test_a_tensor_is_crafted(server, proto):
     assert refused(server, request)[0] is INVALID
 
 
+def test_tensors_without_an_input_take_no_memory(server, monkeypatch):
+    """Each of them could be a million times as large as its message."""
+    monkeypatch.setattr(messages, "decoded", lambda name, proto: pytest.fail(name))
+    request = predict_request("affine")
+    for i in range(10_000):
+        request.inputs[f"z{i:05}"].CopyFrom(tensor(shape=[1 << 20], dtype=2))
+    code, text = refused(server, request)
+    assert code is INVALID
+    assert "missing: ['x']" in text and text.endswith("'z00009'] and 9990 more")
+
+
 @pytest.mark.parametrize(
     ("values", "completed"),
     [([], [0, 0, 0]), ([4], [4, 4, 4]), ([1, 2], [1, 2, 2]), ([1, 2, 3], [1, 2, 3])],
@@ -163,7 +174,7 @@ def test_bytes_that_are_no_message(server):
         (PATH, {"instances": [["1", 2, 3]]}, 400, "text"),
         (PATH, {"instances": [[True, 2, 3]]}, 400, "true or false"),
         (PATH, {"instances": [[1e40, 2, 3]]}, 400, "too large"),
-        (PATH, {"instances": [[None, 2, 3]]}, 400, "NoneType"),
+        (PATH, {"instances": [[None, 2, 3]]}, 400, "null"),
         (PATH, {"instances": [{"x": [1, 2, 3]}, {"z": [1, 2, 3]}]}, 400, "different inputs"),
         (PATH, {"instances": [{"x": [1, 2, 3]}, [1, 2, 3]]}, 400, "different inputs"),
         (PATH, {"instances": []}, 400, "at least one instance"),
@@ -189,10 +200,10 @@ def test_requests_that_do_not_fit_by_rest(server, path, body, status, text):
     assert text in answer["error"]
 
 
-def post(server, body, **headers):
+def post(server, body, path=PATH, **headers):
     connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=TIMEOUT)
     try:
-        connection.request("POST", PATH, body, headers)
+        connection.request("POST", path, body, headers)
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
     finally:
@@ -206,6 +217,28 @@ def test_a_body_that_is_no_json(server, body):
     status, answer = post(server, body)
     assert status == 400
     assert "expected" in answer["error"]
+
+
+@pytest.mark.parametrize("depth", [32, 100, 900, 10_000])
+@pytest.mark.parametrize("value", ["1", '"a"'])
+def test_a_body_that_is_deep(server, depth, value):
+    body = f'{{"instances": [1, {"[" * depth}{value}{"]" * depth}]}}'
+    for path in (PATH, "/v1/models/affine:classify"):
+        status, answer = post(server, body.encode(), path)
+        assert (status, "expected" in answer["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 400 + ".5", "1e40", "9" * 400])
+def test_a_number_that_is_too_large_is_not_infinite(server, number):
+    assert post(server, f'{{"instances": [[1, {number}, 2]]}}'.encode())[0] == 400
+
+
+def test_a_whole_number_is_not_rounded(server):
+    """As by TensorFlow Serving: it may be an id, and the answer that of another one."""
+    for number, status in (("16777215", 200), ("16777217", 400), ("16777217.0", 200)):
+        received, answer = post(server, f'{{"instances": [[1, 0.5, {number}]]}}'.encode())
+        assert received == status, answer
+    assert post(server, b'{"instances": [[1, 2, -16777217]]}')[0] == 400
 
 
 def test_infinite_numbers_are_values(server):

@@ -15,6 +15,7 @@ from support.patience import wait_until
 from support.serving.clients import TIMEOUT, predict_request, rest, serving, stub_of
 from support.serving.saved_models import write_affine
 from tfdist.serving.model_server.call_error import CallError
+from tfdist.serving.model_server.saved_model import stamp_of
 from tfdist.serving.model_server.versions import NoModelError, State, Versions
 
 X = np.zeros([1, 3], np.float32)
@@ -197,6 +198,39 @@ def test_a_model_is_not_there_before_it_is_loaded(tmp_path):
         newest(versions)
     assert raised.value.status == 503
     versions.close()
+
+
+def test_a_version_is_removed_while_it_is_read(tmp_path):
+    for version in (1, 2):
+        write(tmp_path, version)
+
+    def load(folder, version):
+        if version == 2:
+            shutil.rmtree(folder)
+        return Model(folder, version)
+
+    versions = Versions("m", tmp_path, load, period=0.01)
+    versions.begin()
+    assert newest(versions) == 1
+    versions.close()
+
+
+def test_folders_that_come_and_go_while_a_version_is_looked_at(tmp_path):
+    ends = threading.Event()
+
+    def change():
+        while not ends.is_set():
+            (tmp_path / "1" / "variables").mkdir(parents=True)
+            shutil.rmtree(tmp_path / "1")
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        for _ in range(2000):
+            stamp_of(tmp_path / "1")
+    finally:
+        ends.set()
+        changing.join()
 
 
 def test_versions_without_files_keep_the_present_one(tmp_path, caplog):

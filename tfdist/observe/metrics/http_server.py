@@ -97,7 +97,7 @@ class BoundedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def process_request(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
     ) -> None:
-        if not self._free.acquire(blocking=False):
+        if not self.has_room():
             self.shutdown_request(request)
             return
         try:
@@ -105,6 +105,10 @@ class BoundedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         except BaseException:
             self._free.release()
             raise
+
+    def has_room(self) -> bool:
+        """Takes the place of a connection; returns whether there is one."""
+        return self._free.acquire(blocking=False)
 
     def process_request_thread(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object

@@ -161,8 +161,6 @@ class GrpcServer:
     def _handler(self, method: Method) -> Callable[..., Coroutine[object, None, bytes]]:
         async def handle(bodies: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
             body = await _whole(bodies, context)
-            if self._in_progress.is_ending:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, ENDING)
             if self._in_progress.requests >= self._max_calls:
                 await context.abort(
                     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -171,7 +169,9 @@ class GrpcServer:
             left = context.time_remaining()
             deadline = time.monotonic() + (_LONGEST if left is None else left)
             try:
-                with self._in_progress:
+                with self._in_progress.request() as may_be_answered:
+                    if not may_be_answered:
+                        raise CallError(grpc.StatusCode.UNAVAILABLE, ENDING)
                     return await self._loop.run_in_executor(self._pool, method, body, deadline)
             except CallError as error:
                 told = error

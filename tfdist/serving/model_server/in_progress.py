@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 
 class InProgress:
-    """Counts requests, as a context for each one; may be used by several threads.
+    """Counts requests; may be used by several threads.
 
     Attributes:
       is_ending: whether new requests are to be refused.
@@ -18,14 +20,18 @@ class InProgress:
         self._changed = threading.Condition()
         self.requests = 0
 
-    def __enter__(self) -> None:
+    @contextlib.contextmanager
+    def request(self) -> Iterator[bool]:
+        """Counts a request; gives whether it may be answered, or came after the end began."""
         with self._changed:
-            self.requests += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self.requests -= 1
-            self._changed.notify_all()
+            may_be_answered = not self.is_ending
+            self.requests += may_be_answered
+        try:
+            yield may_be_answered
+        finally:
+            with self._changed:
+                self.requests -= may_be_answered
+                self._changed.notify_all()
 
     def end(self, timeout: float) -> None:
         """Lets new requests be refused, and waits until the others are answered.
@@ -33,6 +39,6 @@ class InProgress:
         Args:
           timeout: the longest time (s) for that.
         """
-        self.is_ending = True
         with self._changed:
+            self.is_ending = True
             self._changed.wait_for(lambda: not self.requests, timeout)

@@ -14,11 +14,21 @@ import tensorflow as tf
 from tfdist.serving.model_server.call_error import invalid
 from tfdist.serving.model_server.signature import described
 
+# Arrays of numpy have no more dimensions.
+_MAX_DEPTH = 32
+# By bytes of a type: all whole numbers up to here are numbers of the type. Types of 16 bits are for
+# values that may be rounded.
+_LARGEST_WHOLE = {4: (1 << 24) - 1, 8: (1 << 53) - 1}
+_LARGEST = float(np.finfo(np.float32).max)
 # The name of an output of bytes that are no text ends so.
 _BYTES_SUFFIX = "_bytes"
 _KEY = "b64"
 # Values that are made text at once, while no other thread of Python runs: a few milliseconds.
 _BLOCK = 1 << 14
+
+
+class Constant(float):
+    """A number that is a word: NaN, Infinity or -Infinity, which TensorFlow Serving takes, too."""
 
 
 def array_of(name: str, values: object, spec: tf.TensorSpec) -> np.ndarray:
@@ -35,23 +45,29 @@ def array_of(name: str, values: object, spec: tf.TensorSpec) -> np.ndarray:
     if spec.dtype == tf.string:
         return _strings(name, values, spec)
     kind = np.dtype(spec.dtype.as_numpy_dtype)
-    received = _types(values)
-    if not received <= _ALLOWED.get(kind.kind, {int, float}):
+    received = _types(name, values)
+    if not received <= _ALLOWED.get(kind.kind, _ALLOWED["f"]):
         names = sorted(_NAMES.get(type_, type_.__name__) for type_ in received)
         raise invalid(
             f"input {name!r}: expected {described(spec)}, received values of JSON that are: "
             f"{', '.join(names)}"
         )
     try:
-        array = _integers(values, kind) if kind.kind in "iu" else _numbers(values, kind)
+        if kind.kind in "iu":
+            array = _integers(values, kind)
+        else:
+            array = _numbers(values, kind, received)
     except (ValueError, OverflowError) as error:
         raise invalid(f"input {name!r}: expected {described(spec)}: {error}") from None
     return array
 
 
 # The types of JSON's values that an array of a kind takes.
-_ALLOWED: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
-_NAMES = {str: "text", dict: "object", bool: "true or false", int: "whole number", float: "number"}
+_ALLOWED: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float, Constant}}
+_NAMES = {
+    **{str: "text", dict: "object", bool: "true or false", int: "whole number", float: "number"},
+    **{Constant: "NaN or Infinity", type(None): "null"},
+}
 
 
 def _integers(values: object, kind: np.dtype) -> np.ndarray:
@@ -63,10 +79,14 @@ def _integers(values: object, kind: np.dtype) -> np.ndarray:
     return wide.astype(kind)
 
 
-def _numbers(values: object, kind: np.dtype) -> np.ndarray:
+def _numbers(values: object, kind: np.dtype, received: set[type]) -> np.ndarray:
     if kind.kind == "b":
         return np.array(values, kind)
     wide = np.array(values, np.float64)
+    if Constant not in received and np.any(np.isinf(wide)):  # such as 1e999
+        raise ValueError("received a number that is too large")
+    if int in received:
+        _check_whole(values, wide, kind)
     with np.errstate(over="ignore"):
         array = wide.astype(kind)
     if np.any(np.isinf(array) & ~np.isinf(wide)):
@@ -74,17 +94,49 @@ def _numbers(values: object, kind: np.dtype) -> np.ndarray:
     return array
 
 
-def _types(values: object) -> set[type]:
+def _check_whole(values: object, wide: np.ndarray, kind: np.dtype) -> None:
+    """Raises `ValueError` if a whole number, such as an id, may become another one."""
+    largest = _LARGEST_WHOLE.get(kind.itemsize)
+    if largest is None or not np.any(np.abs(wide) > largest):
+        return
+    if any(type(value) is int and abs(value) > largest for value in _flat(values)):
+        raise ValueError(
+            f"received a whole number outside [-{largest}, {largest}], which the type would round; "
+            "a number with a point may be rounded"
+        )
+
+
+def _flat(values: object) -> Iterator[object]:
+    """Yields the values in nested lists."""
+    if isinstance(values, list):
+        for part in values:
+            yield from _flat(part)
+    else:
+        yield values
+
+
+def is_too_large(value: float) -> bool:
+    """Whether a number in JSON is larger than all of float32; `Infinity` is not."""
+    return not isinstance(value, Constant) and abs(value) > _LARGEST
+
+
+def _types(name: str, values: object, depth: int = 0) -> set[type]:
     """Returns the types of all values in nested lists."""
     if not isinstance(values, list):
         return {type(values)}
+    _check_depth(name, depth)
     types = set(map(type, values))
     if list in types:
         types.discard(list)
         for part in values:
             if isinstance(part, list):
-                types |= _types(part)
+                types |= _types(name, part, depth + 1)
     return types
+
+
+def _check_depth(name: str, depth: int) -> None:
+    if depth >= _MAX_DEPTH:
+        raise invalid(f"input {name!r}: expected lists in at most {_MAX_DEPTH} lists")
 
 
 def _strings(name: str, values: object, spec: tf.TensorSpec) -> np.ndarray:
@@ -104,6 +156,7 @@ def _strings(name: str, values: object, spec: tf.TensorSpec) -> np.ndarray:
 def _shape(name: str, values: object) -> tuple[int, ...]:
     shape = []
     while isinstance(values, list):
+        _check_depth(name, len(shape))
         shape.append(len(values))
         if not values:
             break

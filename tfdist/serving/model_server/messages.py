@@ -26,7 +26,7 @@ from tfdist.serving.model_server.examples import classes_of, serialized, values_
 from tfdist.serving.model_server.models import Models
 from tfdist.serving.model_server.requests import Answer, Asked
 from tfdist.serving.model_server.saved_model import LoadedModel
-from tfdist.serving.model_server.signature import CLASSIFY, REGRESS
+from tfdist.serving.model_server.signature import CLASSIFY, REGRESS, Signature
 from tfdist.serving.model_server.tensors import decoded, encoded
 from tfdist.serving.model_server.versions import VersionState
 
@@ -68,7 +68,9 @@ class Services:
         request = _parsed(predict_pb2.PredictRequest, body)
         asked = _asked(request.model_spec)
 
-        def inputs(_: object) -> dict[str, np.ndarray]:
+        def inputs(signature: Signature) -> dict[str, np.ndarray]:
+            # First: each tensor may be larger than its message.
+            signature.check_names(request.inputs)
             return {name: decoded(name, proto) for name, proto in request.inputs.items()}
 
         answer = self._models.predict(asked, inputs, request.output_filter, deadline)

@@ -173,7 +173,11 @@ class Models:
         """
         kind = _KINDS[method]
         with self._counted(asked, kind), self.lease(asked) as model:
-            signature = model.signature(asked.signature_name)
+            try:
+                signature = model.signature(asked.signature_name)
+            except CallError as error:
+                # For these methods TensorFlow Serving has another code than for Predict.
+                raise invalid(str(error)) from None
             if signature.method != method:
                 raise invalid(
                     f"Expected {kind} signature method_name to be {method} but got "

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import re
+import urllib.parse
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -17,10 +18,12 @@ from google.protobuf import json_format
 from tfdist.serving.model_server.call_error import CallError, invalid
 from tfdist.serving.model_server.examples import classes_of, joined, values_of
 from tfdist.serving.model_server.json_values import (
+    Constant,
     array_of,
     bytes_of,
     encoded,
     is_bytes,
+    is_too_large,
     json_of,
     rows_of,
     utf8_of,
@@ -35,9 +38,9 @@ from tfdist.serving.model_server.versions import MAX_VERSION
 _MODEL = (
     r"/v1/models/(?P<model>[^/:]+)(?:/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?"
 )
-_CALL = re.compile(_MODEL + r":(?P<method>predict|classify|regress)")
-_METADATA = re.compile(_MODEL + "/metadata")
-_STATUS = re.compile(_MODEL)
+_CALL = re.compile(_MODEL + r":(?P<method>predict|classify|regress)", re.IGNORECASE)
+_METADATA = re.compile(_MODEL + "/metadata", re.IGNORECASE)
+_STATUS = re.compile(_MODEL, re.IGNORECASE)
 # The argument for fields with default values, which protobuf 5 has given another name.
 _WITH_DEFAULTS = next(
     name
@@ -93,9 +96,10 @@ class Rest:
         if method == "POST" and (found := _CALL.fullmatch(path)):
             request = _parsed(body)
             asked = _asked(found, _text_in(request, "signature_name"))
-            if found["method"] == "predict":
+            method = found["method"].lower()
+            if method == "predict":
                 return self._predict(asked, request)
-            return self._infer(asked, found["method"], request)
+            return self._infer(asked, method, request)
         if method == "GET" and (found := _METADATA.fullmatch(path)):
             return self._metadata(_asked(found))
         if method == "GET" and (found := _STATUS.fullmatch(path)):
@@ -153,7 +157,7 @@ class Rest:
 
 def _parsed(body: bytes) -> Mapping[str, object]:
     try:
-        request = json.loads(body)
+        request = json.loads(body, parse_constant=Constant)
     except (ValueError, RecursionError) as error:
         raise invalid(f"JSON Parse error: expected an object in JSON: {error}") from None
     if not isinstance(request, dict):
@@ -165,7 +169,8 @@ def _asked(found: re.Match[str], signature: str = "") -> Asked:
     version = None if found["version"] is None else int(found["version"])
     if version is not None and version > MAX_VERSION:
         raise invalid(f"expected a version of at most {MAX_VERSION}, received {version}")
-    return Asked(found["model"], version, found["label"] or "", signature)
+    model, label = (urllib.parse.unquote(found[part] or "") for part in ("model", "label"))
+    return Asked(model, version, label, signature)
 
 
 def _text_in(request: Mapping[str, object], key: str) -> str:
@@ -198,13 +203,7 @@ def _of_rows(signature: Signature, rows: object) -> dict[str, np.ndarray]:
 
 
 def _arrays(signature: Signature, columns: Mapping[str, object]) -> dict[str, np.ndarray]:
-    missing = signature.inputs.keys() - columns.keys()
-    extra = columns.keys() - signature.inputs.keys()
-    if missing or extra:
-        raise invalid(
-            f"signature {signature.name!r}: expected the inputs {sorted(signature.inputs)}; "
-            f"missing: {sorted(missing)}, unknown: {sorted(extra)}"
-        )
+    signature.check_names(columns)
     return {n: array_of(n, values, signature.inputs[n]) for n, values in columns.items()}
 
 
@@ -253,17 +252,19 @@ def _example(where: str, features: object) -> tf.train.Example:
 
 
 def _fill(feature: tf.train.Feature, name: str, values: list[Any]) -> None:
-    kinds = set(map(type, values))
+    kinds = {float if kind is Constant else kind for kind in map(type, values)}
     if kinds and all(isinstance(value, str) or is_bytes(value) for value in values):
         feature.bytes_list.value.extend(
             utf8_of(name, v) if isinstance(v, str) else bytes_of(name, v) for v in values
         )
-    elif kinds == {int}:
+    elif kinds and kinds <= {int, bool}:
         try:
-            feature.int64_list.value.extend(values)
+            feature.int64_list.value.extend(map(int, values))
         except ValueError as error:
             raise invalid(f"feature {name!r}: expected int64: {error}") from None
     elif kinds and kinds <= {int, float}:
+        if any(is_too_large(value) for value in values):
+            raise invalid(f"feature {name!r}: expected numbers of float32, received a larger one")
         feature.float_list.value.extend(values)
     elif kinds:
         names = sorted(kind.__name__ for kind in kinds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,13 +104,14 @@ def is_saved_model(folder: Path) -> bool:
 def stamp_of(folder: Path) -> tuple:
     """Returns a value that differs as soon as a file of a SavedModel is another, or is longer."""
     found = []
-    for file in sorted(folder.rglob("*")):
-        try:
-            about = file.stat()
-        except OSError:
-            continue  # just removed
-        found.append((str(file), about.st_mtime_ns, about.st_size))
-    return tuple(found)
+    for parent, folders, files in os.walk(folder):  # leaves out what is removed meanwhile
+        for path in (os.path.join(parent, name) for name in (*folders, *files)):
+            try:
+                about = os.stat(path)
+            except OSError:
+                continue  # just removed
+            found.append((path, about.st_mtime_ns, about.st_size))
+    return tuple(sorted(found))
 
 
 def _array(output: tf.Tensor) -> np.ndarray:

@@ -30,6 +30,7 @@ class Listening:
       port: of gRPC; 0 for a free one.
       rest_port: of HTTP; 0 for a free one.
       max_bytes: of a request.
+      max_json_bytes: of one by HTTP: others wait while Python reads JSON.
       threads: requests of gRPC that are answered at a time.
       max_calls: requests of gRPC that are answered or wait.
       tls: the origin of the server's certificate; None does not encrypt.
@@ -40,6 +41,7 @@ class Listening:
     port: int = 0
     rest_port: int = 0
     max_bytes: int = 256 << 20
+    max_json_bytes: int = 32 << 20
     threads: int = 32
     max_calls: int = 1000
     tls: Tls | None = None
@@ -98,10 +100,11 @@ class ModelServer:
             self._http = HttpServer(
                 Rest(self._models),
                 self.is_ready,
+                self._is_ending.is_set,
                 meters.text,
                 listening.host,
                 listening.rest_port,
-                max_bytes=listening.max_bytes,
+                max_bytes=min(listening.max_bytes, listening.max_json_bytes),
                 tls=listening.tls,
                 wants_certificates=listening.wants_certificates,
             )

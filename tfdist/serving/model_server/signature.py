@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from tfdist.serving.model_server.call_error import invalid
 PREDICT = "tensorflow/serving/predict"
 CLASSIFY = "tensorflow/serving/classify"
 REGRESS = "tensorflow/serving/regress"
+# Unknown names of a request that an error has.
+_TOLD = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +41,21 @@ class Signature:
             name, definition.method_name, _specs(definition.inputs), _specs(definition.outputs)
         )
 
-    def check(self, inputs: Mapping[str, np.ndarray]) -> None:
-        """Raises `CallError` unless the inputs have its names, types and shapes."""
-        missing, extra = self.inputs.keys() - inputs.keys(), inputs.keys() - self.inputs.keys()
+    def check_names(self, received: Iterable[str]) -> None:
+        """Raises `CallError` unless these are the names of its inputs."""
+        names = set(received)
+        missing, extra = sorted(self.inputs.keys() - names), sorted(names - self.inputs.keys())
         if missing or extra:
+            # A request may have a million of them.
+            more = f" and {len(extra) - _TOLD} more" if len(extra) > _TOLD else ""
             raise invalid(
                 f"signature {self.name!r}: expected the inputs {sorted(self.inputs)}, received "
-                f"{sorted(inputs)}; missing: {sorted(missing)}, unknown: {sorted(extra)}"
+                f"others; missing: {missing}, unknown: {extra[:_TOLD]}{more}"
             )
+
+    def check(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Raises `CallError` unless the inputs have its names, types and shapes."""
+        self.check_names(inputs)
         for name, spec in self.inputs.items():
             values = inputs[name]
             if dtype_of(values) != spec.dtype or not spec.shape.is_compatible_with(values.shape):
