@@ -57,7 +57,7 @@ class TableFollower:
         self._model = weakref.ref(model)
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._number = 0
+        self._taken: Publication | None = None
         self._told = ""
         self.update()
         if every > 0:
@@ -66,7 +66,7 @@ class TableFollower:
     @property
     def number(self) -> int:
         """The number of the snapshot whose variables the model has."""
-        return self._number
+        return 0 if self._taken is None else self._taken.number
 
     def update(self) -> bool:
         """Takes up the latest snapshot; returns whether it is later than the model's.
@@ -78,14 +78,14 @@ class TableFollower:
         with self._lock:
             model = self._model()
             found = publication.latest(self._folder)
-            if model is None or found.number <= self._number:
+            if model is None or (self._taken is not None and not found.is_after(self._taken)):
                 return False
             variables = _variables_of(model, found)
             if isinstance(model.table_connection, LocalTables):
                 model.table_connection.follow(found)
             for variable, value in variables:
                 variable.assign(value)
-            self._number = found.number
+            self._taken = found
             return True
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class TableFollower:
                     _log.error(
                         "TableFollower: the model stays at snapshot %d, and refuses a later one: "
                         "%s",
-                        self._number,
+                        self.number,
                         error,
                     )
 

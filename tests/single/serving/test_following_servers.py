@@ -9,6 +9,7 @@ import pytest
 import tfdist
 from support.patience import wait_until
 from support.served_tables import Training, addresses, serving, values_of, write_model
+from tfdist.errors import CheckpointError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -42,6 +43,23 @@ def test_changed_and_removed_rows(training, model):
     follows(model, training.save())
     assert values_of(model, [5, 6, 1000]) == [50, 6, 1]
     assert -1 <= values_of(model, [7])[0] <= 1
+
+
+def test_a_folder_that_is_begun_anew_is_told(training, model, tmp_path, caplog):
+    """Its numbers are smaller: servers and followers would wait for ever, and say nothing."""
+    follows(model, training.save())
+    anew = Training(tmp_path / "anew")
+    anew.set({5: 50.0})
+    anew.save()
+    follower = tfdist.serving.TableFollower(model, training.root, every=0)
+    shutil.rmtree(training.root)
+    (tmp_path / "anew").rename(training.root)
+    text = "expected snapshot 2 or a later one, received another snapshot 1"
+    wait_until(lambda: text in caplog.text, "the message")
+    with pytest.raises(CheckpointError, match=text):
+        follower.update()
+    assert (model.server.number, follower.number) == (2, 2)
+    assert values_of(model, [5]) == [5]
 
 
 def test_a_whole_snapshot_removes_what_it_lacks(training, model):

@@ -61,6 +61,21 @@ class Publication:
     parts: tuple[PublishedPart, ...]
     written: float = 0.0
 
+    def is_after(self, before: Publication) -> bool:
+        """Whether this snapshot is a later one than a reader has; `False` if it is the same.
+
+        Raises:
+          CheckpointError: it is neither: the folder was begun anew.
+        """
+        if self.number > before.number:
+            return True
+        if self.parts != before.parts:
+            raise CheckpointError(
+                f"{self.root}: expected snapshot {before.number} or a later one, received another "
+                f"snapshot {self.number}: the folder was begun anew, and its readers have to be too"
+            )
+        return False
+
     def variables(self) -> dict[str, np.ndarray]:
         """Reads the flat arrays of the training's variables, by name; see `Placement`.
 

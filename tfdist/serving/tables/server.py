@@ -189,9 +189,9 @@ class TableServer:
         found = publication.latest(self._root)
         if served is None:
             return
-        if found.parts == served.parts and found.written > served.written:
-            self._partitions.publication = found  # nothing has changed until then
-        if found.number <= served.number:
+        if not found.is_after(served):
+            if found.written > served.written:
+                self._partitions.publication = found  # nothing has changed until then
             return
         began = time.monotonic()
         count = self._partitions.update(found)
