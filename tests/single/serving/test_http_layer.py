@@ -172,7 +172,7 @@ def test_busy_connections_do_not_give_way(folder, monkeypatch):
 
 
 def test_requests_that_have_begun_are_answered_at_the_end(folder):
-    """Also those of which a part arrives later; clients are told to connect elsewhere."""
+    """Also requests of which a part arrives later; clients are told to connect elsewhere."""
     answers = []
 
     def complete():

@@ -112,7 +112,7 @@ def test_a_snapshot_without_changes_makes_no_publication(training, tmp_path):
 
 
 def test_an_old_snapshot_of_a_training_is_not_renewed(training, tmp_path):
-    """Without later snapshots nobody knows whether the rows have changed."""
+    """Without later snapshots it is unknown whether the rows have changed."""
     publisher = Publisher(str(tmp_path / "published"))
     publish(publisher, training)
     make_old(tmp_path / "snapshots", tmp_path / "published")

@@ -234,7 +234,7 @@ def test_a_number_that_is_too_large_is_not_infinite(server, number):
 
 
 def test_a_whole_number_is_not_rounded(server):
-    """As by TensorFlow Serving: it may be an id, and the answer that of another one."""
+    """As by TensorFlow Serving: it may be an id, and the answer would be for another id."""
     for number, status in (("16777215", 200), ("16777217", 400), ("16777217.0", 200)):
         received, answer = post(server, f'{{"instances": [[1, 0.5, {number}]]}}'.encode())
         assert received == status, answer

@@ -53,6 +53,7 @@ def test_a_model_without_served_tables(tmp_path):
         ({"servers": "a:1", "cache_rows": -1}, "cache_rows of 0 or more"),
         ({"servers": "a:1", "cache_seconds": 0.01}, "at least 1/16"),
         ({"servers": "a:1", "timeout": 0}, "more than 0 s"),
+        ({"servers": "a:1", "wait": -1}, "a wait of 0 s or more"),
     ],
 )
 def test_wrong_arguments(tmp_path, arguments, expected):

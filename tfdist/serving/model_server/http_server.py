@@ -1,8 +1,9 @@
 """The HTTP server: REST, health and metrics, with many requests on a connection.
 
 Each connection has a thread, and there is a maximum of them. A client that is silent, or that sends
-or reads too slowly, is disconnected, so that it cannot hold its thread; at the maximum the one that
-has been silent longest gives way to a new one. All errors are JSON, those of HTTP itself, too.
+or reads too slowly, is disconnected, so that it cannot hold its thread; at the maximum the
+connection that has been silent longest gives way to a new client. All errors are JSON, also errors
+of HTTP itself.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def array_of(name: str, values: object, spec: tf.TensorSpec) -> np.ndarray:
 
 # The types of JSON's values that an array of a kind takes.
 _ALLOWED: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float, Constant}}
-_NAMES = {
+_NAMES: dict[type, str] = {
     **{str: "text", dict: "object", bool: "true or false", int: "whole number", float: "number"},
     **{Constant: "NaN or Infinity", type(None): "null"},
 }
@@ -154,7 +154,7 @@ def _strings(name: str, values: object, spec: tf.TensorSpec) -> np.ndarray:
 
 
 def _shape(name: str, values: object) -> tuple[int, ...]:
-    shape = []
+    shape: list[int] = []
     while isinstance(values, list):
         _check_depth(name, len(shape))
         shape.append(len(values))

@@ -117,7 +117,7 @@ class Models:
             self._versions[name] = Versions(name, folder, load(name), serving.kept, serving.period)
 
     def begin(self) -> None:
-        """Loads all models; requests meanwhile are answered by those that are there.
+        """Loads all models; requests for loaded models are answered meanwhile.
 
         Raises:
           NoModelError: a folder has no version that can be loaded.

@@ -222,7 +222,7 @@ class Versions(Generic[_Model]):
 
     def _note_problem(self, version: int, problem: str, passes: bool) -> None:
         self._set_state(VersionState(version, State.END, problem))
-        # One that is tried again each time is told once, whatever the words of the reason.
+        # A version that is tried again each time is told once, whatever the words of the reason.
         if not passes or version not in self._waiting:
             _log.error("model %r: version %d cannot be loaded: %s", self.name, version, problem)
         self._waiting = self._waiting | {version} if passes else self._waiting - {version}

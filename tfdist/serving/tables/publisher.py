@@ -115,7 +115,7 @@ class Publisher:
         return PublishedFiles(number, rows, size, is_whole)
 
     def _has_changes(self, server: int, part: PublishedPart, links: list[tuple[int, int]]) -> bool:
-        """Whether a server's part of a snapshot differs from what is published of it."""
+        """Whether a server's part of a snapshot differs from the published part."""
         for _, rows in row_chain.read_links(part.folder, links):
             if rows is not None and (len(rows.ids) or len(rows.removed)):
                 return True
