@@ -44,6 +44,7 @@ class ServerStats:
       memory_held: counted bytes: values, rows of tables and buffers of requests.
       memory_budget: maximum of these bytes; 0: there is no limit.
       edits: edits of rows (`EmbeddingTable.upsert` and the like) that were carried out.
+      assignments: requests of workers that set values of variables, such as `set_weights`.
     """
 
     pulls: int
@@ -65,6 +66,7 @@ class ServerStats:
     memory_held: int
     memory_budget: int
     edits: int
+    assignments: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,13 +31,16 @@ class Training:
       root: the folder of the snapshots.
       width: of the rows.
       servers: the number of servers.
+
+    Attributes:
+      checkpoints: of each server.
     """
 
     def __init__(self, root: Path, width: int = 4, servers: int = 2) -> None:
         self.root, self.width = str(root), width
         stores = [start_server(i) for i in range(servers)]
         self._worker = Worker(stores)
-        self._checkpoints = [
+        self.checkpoints = [
             Checkpoints(store, self.root, i, servers) for i, store in enumerate(stores)
         ]
         self._users = self._worker.table("users", width, **ADAGRAD)
@@ -82,7 +85,7 @@ class Training:
         """As `save`, but a bit of the last server's rows is wrong."""
 
         def damage(number: int) -> None:
-            last = len(self._checkpoints) - 1
+            last = len(self.checkpoints) - 1
             path = Path(layout.path(layout.directory(self.root, last, last + 1), number, "rows"))
             content = bytearray(path.read_bytes())
             content[-60] ^= 1
@@ -91,8 +94,8 @@ class Training:
         return self._save(False, damage)
 
     def _save(self, full: bool, before_manifest: Callable[[int], None]) -> int:
-        number = snapshot.next_number(self.root, len(self._checkpoints))
-        files = [checkpoints.save(number, full) for checkpoints in self._checkpoints]
+        number = snapshot.next_number(self.root, len(self.checkpoints))
+        files = [checkpoints.save(number, full) for checkpoints in self.checkpoints]
         before_manifest(number)
         snapshot.write_manifest(self.root, number, files)
         return number

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from support.served_tables import Training
 from support.table_job import ADAGRAD, Worker, restored, rows_of, scanned, start_server, train
 from tfdist.ops.ps.tables import EditKind
 from tfdist.ps.checkpoint.checkpoint import Checkpoints
@@ -100,3 +101,15 @@ def test_max_rows_of_each_server(job):
         assert found.numpy().all()
         worker.lookup(table, np.arange(-1000, 0))
         assert limit <= worker.client.tables.size(table) < limit + 16
+
+
+def test_a_variable_that_was_set_is_not_saved_yet(tmp_path):
+    training = Training(tmp_path, servers=1)
+    training.set_variable([1.0, 2.0])
+    training.save()
+    (checkpoints,) = training.checkpoints
+    assert not checkpoints.unsaved()
+    training.set_variable([3.0, 4.0])
+    assert checkpoints.unsaved()
+    training.save()
+    assert not checkpoints.unsaved()

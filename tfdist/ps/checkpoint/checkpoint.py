@@ -141,7 +141,7 @@ class Checkpoints:
 
     def _changes(self) -> int:
         stats = self._store.stats()
-        return stats.pushes + stats.edits
+        return stats.pushes + stats.edits + stats.assignments
 
     def log_has_failed(self) -> bool:
         """Whether rows were changed that are neither in a snapshot nor in the log."""

@@ -54,6 +54,7 @@ struct ServerStats {
   uint64_t memory_held = 0;    // bytes of values, rows and buffers
   uint64_t memory_budget = 0;  // 0: none
   uint64_t edits = 0;          // of tables' rows; not pushes
+  uint64_t assignments = 0;    // requests that set values of shards
 };
 
 struct TraceEvent {

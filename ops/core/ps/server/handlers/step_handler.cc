@@ -357,6 +357,8 @@ Answer StepHandler::HandleSet(const ClientContext& client, const SetRequest& set
   for (size_t i = 0; i < set.shards.size(); ++i) {
     updater_.Assign(state_.store->Find(set.shards[i]), std::move(request->payload[i]));
   }
+  if (!lock.owns_lock()) lock.lock();
+  ++assignments_;
   return OkAnswer(request->id);
 }
 
@@ -414,6 +416,7 @@ void StepHandler::AddStats(ServerStats* stats) const {
   stats->dropped_pushes = state_.schedule.dropped_pushes() + foreign_pushes_;
   stats->repeated_pushes = repeated_pushes_;
   stats->refused_pushes = refused_pushes_;
+  stats->assignments = assignments_;
   stats->clock = state_.schedule.clock();
   stats->largest_lead = state_.schedule.largest_lead();
 }

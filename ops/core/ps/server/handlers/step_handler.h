@@ -84,6 +84,7 @@ class StepHandler {
   bool step_is_of_tasks_ = false;  // a contribution to the open step has trained data tasks
   std::list<Parked> parked_;
   uint64_t pushes_ = 0, foreign_pushes_ = 0, repeated_pushes_ = 0, refused_pushes_ = 0;
+  uint64_t assignments_ = 0;
 };
 
 }  // namespace tfdist::ps
