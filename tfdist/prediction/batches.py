@@ -96,10 +96,13 @@ class Batches:
         self._pieces, self._failure = pieces, None
         try:
             yield from dataset
-        except tf.errors.OpError:
-            if self._failure is not None:
+        except BaseException as error:
+            # TensorFlow's frames would hold the iterator as long as the exception lives. At the
+            # end of an interrupted program its threads would then wait for Python for ever.
+            error = error.with_traceback(None)
+            if isinstance(error, tf.errors.OpError) and self._failure is not None:
                 raise self._failure from None
-            raise
+            raise error
         if self._failure is not None:
             raise self._failure
 

@@ -17,6 +17,7 @@ from tfdist.errors import PredictionError
 from tfdist.prediction.options import FINAL_CODE, PredictOptions
 from tfdist.prediction.predict import predict
 
+_INTERRUPTED = 130  # 128 + SIGINT
 # Errors of a file system or a server that may be gone in a moment.
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
 
@@ -49,6 +50,8 @@ def run(options: PredictOptions) -> int:
             metrics=options.metrics,
             signature=options.signature,
         )
+    except KeyboardInterrupt:  # `predict` has said what is left
+        return _INTERRUPTED
     except Exception as error:
         if not _is_final(error):
             raise

@@ -137,7 +137,7 @@ def predict(
         # Other workers would show the same.
         is_first = cluster.rank in (0, None)
         progress = PredictionProgress(folder, job, bool(verbose) and is_first)
-        with _observed(cluster, progress if is_first else None):
+        with _observed(cluster, progress if is_first else None), progress.told_when_stopped():
             PredictionWorker(maker, claims, worker, progress).run()
     return manifest.read(folder)
 

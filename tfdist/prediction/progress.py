@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tfdist.control.encoding import JsonObject
+from tfdist.errors import Preempted
 from tfdist.prediction.folder import OutputFolder
 from tfdist.prediction.job_description import JobDescription
 
@@ -47,6 +49,27 @@ class PredictionProgress:
         if self._is_shown and (self._clock() - self._last >= _PERIOD or now):
             self._last = self._clock()
             print(f"tfdist predict: {_line(self.numbers())}", flush=True)
+
+    @contextlib.contextmanager
+    def told_when_stopped(self) -> Iterator[None]:
+        """Says what a `with` block leaves that Ctrl-C or SIGTERM ends."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._tell_stop("interrupted")
+            raise
+        except Preempted:
+            self._tell_stop("told to end by SIGTERM")
+            raise
+
+    def _tell_stop(self, reason: str) -> None:
+        if self._is_shown:
+            print(
+                f"tfdist predict: {reason}: {len(self._folder.finished())} of {self._job.parts} "
+                f"parts are committed in {self._folder.path}; the same command continues with the "
+                "others",
+                flush=True,
+            )
 
     def numbers(self) -> JsonObject:
         """Returns the numbers of a queue of data tasks, as `tfdist tasks` shows them."""

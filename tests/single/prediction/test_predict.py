@@ -5,6 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import signal
+import threading
+import time
+import traceback
 
 import keras
 import numpy as np
@@ -298,6 +303,31 @@ def test_a_job_continues_where_it_was(tmp_path):
     assert found == whole
     before = len(calls)
     assert predict(tmp_path, again).rows == RECORDS and len(calls) == before
+
+
+def test_an_interruption_leaves_no_pipeline_behind(tmp_path, capsys):
+    """Its threads would wait for Python at the end of the program, for ever."""
+    begun = threading.Event()
+
+    def interrupt(x):
+        if not begun.is_set():  # the main thread waits for the first batch
+            begun.set()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        return x
+
+    def parse(row):
+        x = tf.numpy_function(interrupt, [row["x"]], tf.float32)
+        return {"id": row["id"], "x": tf.ensure_shape(x, [])}
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        predict(tmp_path, map=parse, verbose=1)
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(caught.tb)]
+    assert not [name for name in frames if "/tensorflow/" in name]
+    out = capsys.readouterr().out
+    assert re.search(r"interrupted: \d of 5 parts are committed in .*/out; the same command", out)
+    predict(tmp_path, map=parse)
+    assert contents(tmp_path / "out").keys() == contents_of_one_run(tmp_path).keys()
 
 
 def contents_of_one_run(tmp_path):

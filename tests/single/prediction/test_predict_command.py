@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +49,15 @@ def slow(line):
         while not os.path.exists(os.path.join(os.path.dirname(__file__), "go")):
             time.sleep(0.01)
         time.sleep(0.1)
+        return id
+    features["id"] = tf.ensure_shape(tf.numpy_function(wait, [features["id"]], tf.int64), [])
+    return features
+
+def paced(line):
+    features = parse(line)
+    def wait(id):
+        if not os.path.exists(os.path.join(os.path.dirname(__file__), "fast")):
+            time.sleep(0.02)
         return id
     features["id"] = tf.ensure_shape(tf.numpy_function(wait, [features["id"]], tf.int64), [])
     return features
@@ -103,6 +115,28 @@ def started(options, timeout=120):
         timeout=timeout * PATIENCE,
     )
     return done.returncode, done.stdout.decode()
+
+
+@contextlib.contextmanager
+def running(options):
+    """Starts `tfdist` in a process; yields it, and kills it at the end."""
+    process = subprocess.Popen(
+        # A shell's background processes ignore Ctrl-C, and so would their children.
+        ["env", "--default-signal=INT", interpreter(), "-m", "tfdist", *options],
+        env={**os.environ, "PYTHONPATH": PACKAGE},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def names_in(folder):
+    return os.listdir(folder) if folder.exists() else []
 
 
 def test_this_process_is_a_worker(tmp_path, job, capsys):
@@ -177,6 +211,37 @@ def test_workers_come_and_go(tmp_path, job):
     assert ids(tmp_path / "out") == list(range(ROWS))
     assert parts(tmp_path / "out") == parts(tmp_path / "whole")
     assert b"starting it again" not in out
+
+
+@pytest.mark.long("*-SIGTERM", covered_by="the other cases")
+@pytest.mark.parametrize(
+    ("number", "code", "reason"),
+    [
+        pytest.param(signal.SIGINT, 130, "interrupted", id="SIGINT"),
+        pytest.param(signal.SIGTERM, 143, "told to end by SIGTERM", id="SIGTERM"),
+    ],
+)
+@pytest.mark.parametrize("workers", [None, 2], ids=["alone", "launched"])
+@pytest.mark.timeout(170)
+def test_a_stopped_job_says_what_is_done_and_continues(tmp_path, job, workers, number, code, reason):
+    assert main(job(output="whole")) == 0
+    words = job(map="paced", **({"workers": workers} if workers else {}))
+    records = tmp_path / "out/_job/records"
+    with running(words) as process:
+        wait_until(lambda: names_in(records), "a part", 120)
+        process.send_signal(number)
+        out = process.communicate(timeout=60 * PATIENCE)[0].decode()
+    assert process.returncode == code, out
+    assert "Traceback" not in out and "killing" not in out
+    told = re.findall(rf"tfdist predict: {reason}: (\d) of 7 parts are committed in (.*); the", out)
+    assert len(told) == 1 and told[0][1] == str(tmp_path / "out"), out
+    left = len(names_in(records))
+    assert left < 7 and (int(told[0][0]) == left or workers), out
+    for room in ("claims", "staged", "workers"):
+        assert names_in(tmp_path / "out/_job" / room) == []
+    (tmp_path / "fast").touch()
+    assert main(job(map="paced")) == 0
+    assert parts(tmp_path / "out") == parts(tmp_path / "whole")
 
 
 def test_a_final_error_ends_the_job_at_once(tmp_path, job):
