@@ -122,9 +122,10 @@ def _add_prediction(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--errors",
-        choices=("fail", "park"),
+        choices=("fail", "park", "park-all"),
         default=default.errors,
-        help="end at a bad record, or name it in DIR/_rejected (default: fail)",
+        help="end at a bad record, or name it in DIR/_rejected; park-all: also if there is no good "
+        "record (default: fail)",
     )
     add(
         "--metric",

@@ -31,6 +31,8 @@ keeps two workers from doing the same work.
 | `folder.py` | the files above, linked and synced |
 | `commits.py` | staged files, and the record that commits them |
 | `job_description.py` | the agreement of all workers on input and model |
+| `input_files.py` | notices that an input file was changed |
+| `rejections.py` | ends a job whose records are all bad |
 | `manifest.py` | the end: `_manifest.json` and `_SUCCESS` |
 | `models.py`, `fingerprints.py` | Keras models, SavedModels and functions; their identity |
 | `formats.py`, `writers.py`, `parquet.py` | formats of parts |

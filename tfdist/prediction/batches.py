@@ -20,6 +20,7 @@ from tfdist.data.queue.client import OwnedTask
 from tfdist.data.queue.description import Description
 from tfdist.data.sources import RecordSource
 from tfdist.errors import PredictionError
+from tfdist.prediction.input_files import InputFiles
 from tfdist.reasons import one_line
 
 _READ_AHEAD = 2  # batches
@@ -40,6 +41,7 @@ class Batches:
     Args:
       source: the input.
       description: the input cut into tasks.
+      input_files: notice a change of a file.
       map_record: of one record; `None`: the record itself.
       batch_size: records of a batch.
 
@@ -51,11 +53,13 @@ class Batches:
         self,
         source: RecordSource,
         description: Description,
+        input_files: InputFiles,
         map_record: Callable[..., Any] | None,
         batch_size: int,
     ) -> None:
         self.batch_size = batch_size
         self._source, self._description = source, description
+        self._input_files = input_files
         self._map = map_record
         self._sizes = description.plan(0).sizes
         self._pieces: Iterator[Piece] = iter(())
@@ -92,6 +96,16 @@ class Batches:
         (batch,) = self._of(self._batches, iter([Piece(part, first, end)]))
         return batch
 
+    def check_input(self, part: int) -> None:
+        """Looks whether the file of a part is as it was when this worker has started.
+
+        Raises:
+          PredictionError: it was changed.
+          FileNotFoundError: it has vanished.
+        """
+        if self._description.places:
+            self._input_files.check(self._description.places[part].file)
+
     def _of(self, dataset: tf.data.Dataset, pieces: Iterator[Piece]) -> Iterator[Nested]:
         self._pieces, self._failure = pieces, None
         try:
@@ -123,6 +137,7 @@ class Batches:
             self._failure = error
 
     def _content(self, task: OwnedTask, rows: np.ndarray) -> Nested:
+        self.check_input(task.task)
         try:
             return self._source.read(task, rows)
         except OSError:

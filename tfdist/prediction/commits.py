@@ -202,6 +202,15 @@ def read_record(folder: OutputFolder, part: int) -> PartRecord:
         raise PredictionError(f"{path} is damaged: {error!r}") from None
 
 
+def has_rows(folder: OutputFolder) -> bool:
+    """Whether any committed part has rows."""
+    for part in folder.finished():
+        with contextlib.suppress(FileNotFoundError):  # it was withdrawn in between
+            if read_record(folder, part).rows:
+                return True
+    return False
+
+
 def withdraw_vanished(folder: OutputFolder, part: int) -> bool:
     """Makes a committed part open again, if one of its files is lost.
 

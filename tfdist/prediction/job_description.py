@@ -16,6 +16,7 @@ from tfdist.data.queue.description import Description, Spec
 from tfdist.errors import PredictionError
 from tfdist.prediction.claims import Claims
 from tfdist.prediction.folder import OutputFolder, link_new, read_json, sync, write_json
+from tfdist.prediction.input_files import InputFiles, NotedTimes
 
 _FORMAT = 1
 _NAMES = {"model": "the model", "map": "the map", "content": "the content of the input files"}
@@ -60,10 +61,12 @@ class JobDescription:
     Attributes:
       data: the input, cut into tasks: part N has the records of task N.
       arguments: as above.
+      times: of the input files; `None` in a folder of an earlier release.
     """
 
     data: Description
     arguments: Arguments
+    times: NotedTimes | None = None
 
     @property
     def parts(self) -> int:
@@ -97,6 +100,7 @@ def agree(
     spec: Spec,
     describe: Callable[[], Description],
     arguments: Arguments,
+    input_files: InputFiles,
     may_continue: Callable[[], None] = lambda: None,
 ) -> JobDescription:
     """Returns the description of the job; the first worker makes it, and the others wait for it.
@@ -107,6 +111,7 @@ def agree(
       spec: the input of this worker.
       describe: cuts it into tasks.
       arguments: of this worker.
+      input_files: of this worker.
       may_continue: raises an exception if this process is to end.
 
     Raises:
@@ -120,7 +125,8 @@ def agree(
             continue
         try:
             if not folder.description.exists():
-                _write(folder, JobDescription(_not_empty(describe()), arguments))
+                data = _not_empty(describe())
+                _write(folder, JobDescription(data, arguments, input_files.noted))
         finally:
             claims.release(claim, is_done=True)
     found = read(folder)
@@ -130,6 +136,8 @@ def agree(
             f"{folder.path} is the output of another input: {difference} (first its own, then this "
             "one's). Expected the same input, or a new folder"
         )
+    if found.times is not None:
+        input_files.compare(found.times)
     difference = found.arguments.difference(arguments)
     if difference:
         raise PredictionError(
@@ -162,16 +170,19 @@ def read(folder: OutputFolder) -> JobDescription:
         for name, value in fields.items():
             fields[name] = tuple(value) if isinstance(value, list) else value
         arguments = Arguments(**fields)
-        return JobDescription(Description.parse(found["data"]), arguments)
+        times = NotedTimes.parse(found["times"]) if found.get("times") else None
+        return JobDescription(Description.parse(found["data"]), arguments, times)
     except (ValueError, TypeError, KeyError) as error:
         raise PredictionError(f"{folder.description} is damaged: {error}") from None
 
 
 def _write(folder: OutputFolder, description: JobDescription) -> None:
     staged = folder.stage("job")
+    times = description.times
     content = {
         "format": _FORMAT,
         "arguments": dataclasses.asdict(description.arguments),
+        "times": times and dataclasses.asdict(times),
         "data": description.data.text(),
     }
     try:

@@ -21,6 +21,7 @@ from tfdist.prediction.folder import OutputFolder
 from tfdist.prediction.job_description import JobDescription
 from tfdist.prediction.merged_metrics import PartMetrics
 from tfdist.prediction.models import Forward
+from tfdist.prediction.rejections import Rejections
 from tfdist.prediction.writers import RowFormat
 from tfdist.reasons import kind_and_text, one_line
 
@@ -48,6 +49,7 @@ class PartMaker:
       forward: the model.
       format: of the files.
       metrics: of a part.
+      rejections: of this worker.
       keep: the kept features.
       may_continue: raises an exception if this process is to end.
     """
@@ -58,6 +60,7 @@ class PartMaker:
     forward: Forward
     format: RowFormat
     metrics: PartMetrics
+    rejections: Rejections
     keep: Sequence[str]
     may_continue: Callable[[], None]
 
@@ -160,7 +163,12 @@ class PredictedPart:
         return self._maker.metrics.states()
 
     def commit(self, metric_states: list[list[Any]]) -> None:
-        """Commits the part, unless another worker has."""
+        """Commits the part, unless another worker has.
+
+        Raises:
+          PredictionError: its file has changed while it was read.
+        """
+        self._maker.batches.check_input(self.claim.part)
         if not self._staged.commit(metric_states):
             _log.warning(
                 "part %d was also computed by another worker, which was faster: its rows count",
@@ -224,6 +232,7 @@ class PredictedPart:
                 self._reject(row, _message(error), error)
                 failure = error
                 continue
+            self._maker.rejections.good()
             good[row] = mapped
         if failure is not None and not good and end - first > 1:
             raise PredictionError(
@@ -232,11 +241,13 @@ class PredictedPart:
         return [good[row] for row in sorted(good)]
 
     def _reject(self, row: int, message: str, error: Exception | None = None) -> None:
+        self._maker.batches.check_input(self.claim.part)  # which would be the reason
         if not self._maker.parks:
             raise PredictionError(
                 f"{self._name(row, row + 1)}: {message}. With errors='park' such records are left "
                 "out, and named in the output"
             ) from error
+        self._maker.rejections.bad(f"{self._name(row, row + 1)}: {message}")
         self._staged.reject(self._file, self._first + row, message)
 
     def _outputs(self, batch: Nested) -> dict[str, np.ndarray]:
@@ -244,6 +255,7 @@ class PredictedPart:
         return self._maker.forward(features)
 
     def _write(self, batch: Nested, columns: dict[str, np.ndarray]) -> None:
+        self._maker.rejections.good()
         self._maker.count(batch, columns)
         self._staged.write(columns)
 

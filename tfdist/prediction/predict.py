@@ -18,20 +18,24 @@ from tfdist.job import process
 from tfdist.prediction import fingerprints, manifest
 from tfdist.prediction.batches import Batches
 from tfdist.prediction.claims import Claims
+from tfdist.prediction.commits import has_rows
 from tfdist.prediction.folder import OutputFolder
 from tfdist.prediction.formats import format_of
+from tfdist.prediction.input_files import InputFiles
 from tfdist.prediction.job_description import Arguments, agree
 from tfdist.prediction.manifest import Predicted
 from tfdist.prediction.merged_metrics import PartMetrics
 from tfdist.prediction.models import Forward, Predictor, predictor_of
 from tfdist.prediction.part import PartMaker, unpacked
 from tfdist.prediction.progress import PredictionProgress
+from tfdist.prediction.rejections import Rejections
 from tfdist.prediction.worker import PredictionWorker
 from tfdist.prediction.workers import LivingWorker, new_id
 from tfdist.prediction.writers import RowFormat
 from tfdist.preemption.notice import notice
 
-_ERRORS = ("fail", "park")
+_ALL_PARKED = "park-all"
+_ERRORS = ("fail", "park", _ALL_PARKED)
 
 
 def predict(
@@ -69,7 +73,9 @@ def predict(
         `open(path)`, whose result has `write(columns)` and `close()`.
       errors: "fail": a record that cannot be read, mapped or predicted ends the job, which can be
         continued. "park": it is named in `_rejected`, and has no row. So is a record that has
-        killed its worker three times.
+        killed its worker three times. If the first 100 records of a worker are rejected, and no
+        part has rows, or at last all records of the job, that is an error. "park-all": parks them
+        too.
       metrics: Keras metrics, or their names, of the model's only output and the labels.
       signature: of a SavedModel (default: "serving_default").
       verbose: 0 prints no progress; else the first worker does.
@@ -93,7 +99,9 @@ def predict(
     """
     source = _checked_source(data)
     if errors not in _ERRORS:
-        raise PredictionError(f"errors: expected 'fail' or 'park', received {errors!r}")
+        raise PredictionError(
+            f"errors: expected 'fail', 'park' or {_ALL_PARKED!r}, received {errors!r}"
+        )
     if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__") or batch_size < 1:
         raise PredictionError(
             f"batch_size: expected a whole number of at least 1, received {batch_size!r:.200}"
@@ -104,13 +112,14 @@ def predict(
     chosen = format_of(format)
     predictor = predictor_of(model, signature)
     part_metrics = PartMetrics(metrics)
+    input_files = InputFiles(source.paths)
     arguments = Arguments(
         model=predictor.fingerprint,
         map=fingerprints.of_function(map),
         batch_size=batch_size,
         keep=tuple(keep),
         suffix=chosen.suffix,
-        errors=errors,
+        errors=errors.removesuffix("-all"),  # the parts are the same
         metrics=part_metrics.names,
         content=fingerprints.of_input(source.paths),
     )
@@ -122,8 +131,10 @@ def predict(
     with LivingWorker(id, folder.workers, name, source.spec.lease) as worker, notice.expected():
         folder.check_links()
         claims = Claims(folder, worker, batch_size)
-        job = agree(folder, claims, source.spec, source.describe, arguments, _end_if_told)
-        batches = Batches(source, job.data, map, batch_size)
+        job = agree(
+            folder, claims, source.spec, source.describe, arguments, input_files, _end_if_told
+        )
+        batches = Batches(source, job.data, input_files, map, batch_size)
         maker = PartMaker(
             folder=folder,
             job=job,
@@ -131,6 +142,7 @@ def predict(
             forward=_forward(predictor, batches, keep),
             format=chosen,
             metrics=part_metrics,
+            rejections=Rejections(errors == _ALL_PARKED, lambda: has_rows(folder)),
             keep=keep,
             may_continue=_end_if_told,
         )

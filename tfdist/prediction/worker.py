@@ -175,6 +175,9 @@ class PredictionWorker:
                 _log.warning("%d parts have vanished, such as %s", len(vanished), names)
                 return True
             records = [read_record(self._folder, part) for part in range(self._job.parts)]
+            self._maker.rejections.check_end(
+                sum(record.rows for record in records), sum(record.rejected for record in records)
+            )
             for record in records:
                 if self._maker.metrics.lacks_variables(record.metrics):
                     self._maker.make_metric_variables(record.part)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
 import re
+import shlex
 import signal
+import subprocess
 import threading
 import time
 import traceback
@@ -20,6 +23,7 @@ import tfdist
 from tfdist.cli.main import main
 from tfdist.errors import PredictionError
 from tfdist.job import process
+from tfdist.prediction.input_files import InputFiles, NotedTimes
 
 RECORDS = 95
 
@@ -258,6 +262,38 @@ def rows_of_rejected(folder):
     ]
 
 
+def bad_below(limit):
+    def parse(row):
+        with tf.control_dependencies([tf.debugging.assert_greater_equal(row["x"], float(limit))]):
+            return {"id": row["id"], "x": tf.identity(row["x"])}
+
+    return parse
+
+
+def test_a_job_whose_records_are_all_rejected_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfdist.prediction.rejections.MAX_FIRST", 4)
+
+    def call(records, limit, **options):
+        data = arrays(records, f"{records} records", task_size=3)
+        options = {"errors": "park", "batch_size": 1, **options}
+        return predict(tmp_path, data=data, map=bad_below(limit), **options)
+
+    few = "all of the first 4 records were rejected, the last one as record .*: .*errors='park-all'"
+    with pytest.raises(PredictionError, match=few):
+        call(6, 6, output="all")
+    assert not (tmp_path / "all/_SUCCESS").exists()
+    assert call(6, 6, output="all", errors="park-all").rejected == 6
+    with pytest.raises(PredictionError, match="^all 3 records of the job were rejected"):
+        call(3, 3, output="few")
+    assert call(3, 3, output="few", errors="park-all").rejected == 3
+    # A worker that begins with bad records goes on if other parts have rows.
+    assert call(9, 6, output="some", errors="park-all").rows == 3
+    for part in range(2):
+        (tmp_path / f"some/_job/records/{part:06d}.json").unlink()
+    (tmp_path / "some/_SUCCESS").unlink()
+    assert call(9, 6, output="some").rejected == 6
+
+
 def test_a_part_without_good_records_has_no_file(tmp_path):
     def parse(row):
         with tf.control_dependencies([tf.debugging.assert_greater_equal(row["x"], 20.0)]):
@@ -450,7 +486,7 @@ def test_bad_arguments(tmp_path):
         ({"model": str(tmp_path / "full")}, "saved_model.pb, or a .keras file, found neither"),
         ({"model": 3}, "expected a Keras model"),
         ({"format": "xml"}, "format: expected one of parquet"),
-        ({"errors": "ignore"}, "errors: expected 'fail' or 'park'"),
+        ({"errors": "ignore"}, "errors: expected 'fail', 'park' or 'park-all'"),
         ({"batch_size": 0}, "batch_size: expected"),
         ({"batch_size": 2.5}, "batch_size: expected a whole number of at least 1, received 2.5"),
         ({"keep": "id"}, "keep: expected a list of names, received 'id'"),
@@ -503,6 +539,86 @@ def test_another_input_of_the_same_names_and_sizes_is_refused(tmp_path):
     with pytest.raises(PredictionError, match="another value of the content of the input files"):
         call("tuesday")
     assert call("a copy").rows == 40
+
+
+class Lines:
+    """Two files of lines; one is changed in its middle while the job runs."""
+
+    def __init__(self, tmp_path, change=lambda path: None, at=50):
+        self.paths = [tmp_path / f"in-{i}.txt" for i in range(2)]
+        for path in self.paths:
+            path.write_text("".join(f"{i:099d}\n" for i in range(2000)))
+        self.change, self.at = change, at
+
+    def predict(self, tmp_path, **options):
+        names = [str(path) for path in self.paths]
+        data = tfdist.data.from_files(names, "lines", task_size=400, name="predict")
+        options = {"batch_size": 50, "errors": "park", **options}
+        return predict(tmp_path, self.model, data, map=self.parse, **options)
+
+    def parse(self, line):
+        return {"id": line}
+
+    def model(self, batch):
+        if self.at is not None:
+            self.at -= 1
+            if self.at == 0:
+                self.at = None
+                self.change(self.paths[1])
+        return tf.strings.length(batch["id"])
+
+
+def overwritten(path):
+    """Changes one byte in the middle: the size and both ends stay."""
+    with open(path, "r+b") as file:
+        file.seek(100_050)
+        file.write(b"9")
+
+
+def replaced(path):
+    other = path.with_suffix(".new")
+    other.write_bytes(path.read_bytes())
+    overwritten(other)
+    other.rename(path)
+
+
+@pytest.mark.parametrize("change", [overwritten, replaced])
+def test_a_file_that_keeps_its_size_is_noticed_in_the_middle_of_a_job(tmp_path, change):
+    lines = Lines(tmp_path, change, at=2)
+    former = lines.paths[1].read_bytes()
+    time = os.stat(lines.paths[1]).st_mtime_ns
+    text = r"in-1.txt: expected the file that the job has begun with, last changed at .* received"
+    for _ in range(2):  # also in a later start
+        with pytest.raises(PredictionError, match=text):
+            lines.predict(tmp_path)
+    for room in ("claims", "staged", "workers"):
+        assert os.listdir(tmp_path / "out/_job" / room) == []
+    # A copy has another time, and nothing else.
+    lines.paths[1].write_bytes(former)
+    with pytest.raises(PredictionError, match=text) as refused:
+        lines.predict(tmp_path)
+    command = str(refused.value).rpartition("time again: ")[2]
+    subprocess.run(shlex.split(command), check=True)
+    assert os.stat(lines.paths[1]).st_mtime_ns == time
+    assert lines.predict(tmp_path).rows == 4000
+    assert [int(row["id"]) for row in rows_of(tmp_path / "out")] == 2 * [*range(2000)]
+
+
+def test_input_files_of_another_machine_may_be_copies(tmp_path, monkeypatch):
+    path = tmp_path / "in.txt"
+    path.write_text("1\n")
+    noted = InputFiles([str(path)]).noted
+    os.utime(path, (0, 0))
+    touched = InputFiles([str(path)])
+    with pytest.raises(PredictionError, match="changed at 1970-01-01 00:00:00.000000000 UTC"):
+        touched.compare(noted)
+    elsewhere = dataclasses.replace(noted, machine="another")
+    with pytest.raises(PredictionError, match="touch -d"):  # one file on a network file system
+        touched.compare(elsewhere)
+    time, inode = noted.times[0]
+    touched.compare(dataclasses.replace(elsewhere, times=[(time, inode + 1)]))
+    touched.compare(dataclasses.replace(noted, folder="/elsewhere"))
+    assert NotedTimes.parse(json.loads(json.dumps(dataclasses.asdict(noted)))) == noted
 
 
 def test_input_without_a_record_is_refused(tmp_path):

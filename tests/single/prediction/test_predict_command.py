@@ -223,7 +223,9 @@ def test_workers_come_and_go(tmp_path, job):
 )
 @pytest.mark.parametrize("workers", [None, 2], ids=["alone", "launched"])
 @pytest.mark.timeout(170)
-def test_a_stopped_job_says_what_is_done_and_continues(tmp_path, job, workers, number, code, reason):
+def test_a_stopped_job_says_what_is_done_and_continues(
+    tmp_path, job, workers, number, code, reason
+):
     assert main(job(output="whole")) == 0
     words = job(map="paced", **({"workers": workers} if workers else {}))
     records = tmp_path / "out/_job/records"
