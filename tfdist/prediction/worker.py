@@ -66,10 +66,14 @@ class PredictionWorker:
             with contextlib.closing(self._commits):
                 self._take_until_success()
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            text = "no space left; the finished parts stay, and the same call continues"
-            raise OSError(error.errno, text, str(self._folder.path)) from error
+            path = str(self._folder.path)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                text = "no space left; the finished parts stay, and the same call continues"
+                raise OSError(error.errno, text, path) from error
+            if error.errno == errno.ENOENT and not self._folder.description.exists():
+                text = "the output folder was removed while the job ran; the same call begins anew"
+                raise FileNotFoundError(error.errno, text, path) from error
+            raise
         self._progress.show(now=True)
 
     def _take_until_success(self) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import subprocess
 
 import pytest
 
 from support.example_runs import ROOT, alone, documented_command, tfdist_run, typed
+from support.launching import PACKAGE
+from support.warm_python import interpreter
 
 pytestmark = [
     pytest.mark.timeout(170),
@@ -34,6 +39,29 @@ def test_the_first_program(tmp_path):
         for workers in (1, 2)
     ]
     assert parts[0] == parts[1] and len(parts[0]) == 10
+
+
+def test_the_command(tmp_path):
+    make, features = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[1:3]
+    command = re.search(r"^tfdist predict --model served --input .*?[^\\]$", PAGE, re.M | re.S)[0]
+    (tmp_path / "make.py").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{make}")
+    (tmp_path / "features.py").write_text(features)
+    alone(tmp_path / "make.py")
+    words = shlex.split(command.replace("\\\n", ""))[1:]
+    done = subprocess.run(
+        [interpreter(), "-m", "tfdist", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": PACKAGE},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=150,
+        text=True,
+    )
+    assert done.returncode == 0 and "10000 rows in 10 parts" in done.stdout, done.stdout
+    parts = sorted((tmp_path / "scores").glob("part-*"))
+    rows = [json.loads(line) for part in parts for line in part.read_text().splitlines()]
+    assert [row["id"] for row in rows] == [*range(10_000)]
 
 
 def test_the_example(tmp_path):

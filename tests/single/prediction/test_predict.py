@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import threading
@@ -651,6 +652,70 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.undo()
     predict(tmp_path)
     assert contents(tmp_path / "out") == whole
+
+
+def test_an_output_folder_that_is_removed_is_named(tmp_path):
+    def model(batch):
+        if not removed:
+            removed.append(shutil.rmtree(tmp_path / "out"))
+        return linear(batch)
+
+    removed = []
+    with pytest.raises(FileNotFoundError, match="output folder was removed while .*anew: '.*/out'"):
+        predict(tmp_path, model)
+    assert not (tmp_path / "out").exists()
+    assert predict(tmp_path, model).rows == RECORDS
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a file system of its own")
+def test_a_small_file_system_that_is_full(tmp_path):
+    whole = contents_of_one_run(tmp_path)
+    (tmp_path / "small").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path / "small")]
+    subprocess.run(mount, check=True)
+    try:
+        with open(tmp_path / "small/ballast", "wb") as file:
+            file.write(bytes(24 << 10))
+        with pytest.raises(OSError, match="No space left|no space left"):
+            predict(tmp_path, output="small/out")
+        (tmp_path / "small/ballast").unlink()
+        predict(tmp_path, output="small/out")
+        assert contents(tmp_path / "small/out") == whole
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path / "small")], check=True)
+        with pytest.raises(OSError, match="Read-only file system: .*/small/other'"):
+            predict(tmp_path, output="small/other")
+    finally:
+        subprocess.run(["umount", str(tmp_path / "small")], check=True)
+
+
+@pytest.mark.parametrize("name", ["model.keras", "served"])
+def test_a_model_that_is_replaced_while_a_worker_runs(tmp_path, name):
+    def save(bias):
+        model = keras.Sequential([keras.Input(()), keras.layers.Lambda(lambda x: x + bias)])
+        if name == "served":
+            model.export(path, verbose=False)
+        else:
+            keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(1.0, bias)]).save(path)
+
+    def replace(x):
+        if not replaced:
+            replaced.append(True)
+            save(7.0)
+        return x
+
+    def parse(row):
+        x = tf.ensure_shape(tf.numpy_function(replace, [row["x"]], tf.float32), [])
+        return {**row, "x": x if name == "served" else x[None]}
+
+    path, replaced = str(tmp_path / name), []
+    save(0.0)
+    predict(tmp_path, path, map=parse)
+    rows = rows_of(tmp_path / "out")
+    assert len(replaced) == 1 and [row["id"] for row in rows] == [*range(RECORDS)]
+    for row in rows:
+        assert np.ravel([row[column] for column in row if column != "id"]) == [row["id"]]
+    with pytest.raises(PredictionError, match="begun with another value of the model: expected '"):
+        predict(tmp_path, path, map=parse)
 
 
 def test_the_parts_of_a_running_job_are_shown(tmp_path, capsys):

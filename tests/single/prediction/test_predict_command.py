@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -17,6 +19,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from support.launching import wait_until_gone
 from support.patience import PATIENCE, wait_until
 from support.served_tables import write_model
 from support.tiers import rounds
@@ -244,6 +247,34 @@ def test_a_stopped_job_says_what_is_done_and_continues(
     (tmp_path / "fast").touch()
     assert main(job(map="paced")) == 0
     assert parts(tmp_path / "out") == parts(tmp_path / "whole")
+
+
+@pytest.mark.long(covered_by="parallel/prediction/test_predict_deaths.py")
+@pytest.mark.timeout(rounds(170, 600))
+def test_a_killed_launcher(tmp_path, job):
+    """Its workers end with it; the same command continues, at once."""
+    kills, choose = 5, random.Random(8)
+    assert main(job(output="whole")) == 0
+    words = job(map="paced", workers="2:4")
+    rooms = tmp_path / "out/_job"
+    for kill in range(kills):
+        with running(words) as process:
+            due = 1 + kill
+            wait_until(lambda due=due: len(names_in(rooms / "records")) >= due, "parts", 120)
+            wait_until(lambda: names_in(rooms / "claims"), "a claim", 120)
+            time.sleep(choose.uniform(0.0, 0.3))
+            workers = [int(name.split("-")[1]) for name in names_in(rooms / "workers")]
+            process.kill()
+        assert not (tmp_path / "out/_SUCCESS").exists()
+    (tmp_path / "fast").touch()
+    code, out = started(words)
+    assert code == 0, out
+    assert ids(tmp_path / "out") == list(range(ROWS))
+    assert parts(tmp_path / "out") == parts(tmp_path / "whole")
+    for pid in workers:
+        wait_until_gone(pid)
+    for room in ("claims", "staged", "workers"):
+        assert names_in(rooms / room) == []
 
 
 def test_a_final_error_ends_the_job_at_once(tmp_path, job):
