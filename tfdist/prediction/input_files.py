@@ -26,7 +26,7 @@ _THREADS = 8
 
 @dataclasses.dataclass(frozen=True)
 class NotedTimes:
-    """What the description of a job has of its input files.
+    """The input files in the description of a job.
 
     Attributes:
       machine, folder: where the files were.
@@ -64,7 +64,7 @@ class InputFiles:
         self.noted = NotedTimes(machine_id(), _absolute(folder), times)
 
     def compare(self, noted: NotedTimes) -> None:
-        """Compares all files with those that the job has begun with.
+        """Compares all files with the files that the job has begun with.
 
         Raises:
           PredictionError: a file was changed since; names it.
@@ -109,7 +109,7 @@ def _time_and_inode(path: str) -> tuple[int, int]:
 def _changed(path: str, before: int, now: int) -> str:
     return (
         f"{path}: expected the file that the job has begun with, last changed at {_text(before)}, "
-        f"received one that was changed at {_text(now)}: the file has changed since the job has "
+        f"received a file that was changed at {_text(now)}: the file has changed since the job has "
         "begun, and its records may be others. Expected the former file, or a new folder. If its "
         "bytes are the same, as after a touch, give it its time again: "
         f"touch -d '{_text(before)}' {shlex.quote(path)}"

@@ -1,4 +1,4 @@
-"""Whether a job with `errors="park"` goes on: a map or a model that always fails is no bad record.
+"""Ends a job with `errors="park"` whose map or model always fails: that is no bad record.
 
 A worker whose first records are all rejected ends the job, unless other parts have rows.
 """
@@ -11,7 +11,7 @@ from tfdist.errors import PredictionError
 
 MAX_FIRST = 100
 _ADVICE = (
-    "Expected a map and a model that fit the records. With errors='park-all' the job also goes on "
+    "Expected a map and a model that fit the records. With errors='park-all' the job continues "
     "without any good record"
 )
 

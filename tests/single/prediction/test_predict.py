@@ -287,7 +287,7 @@ def test_a_job_whose_records_are_all_rejected_is_an_error(tmp_path, monkeypatch)
     with pytest.raises(PredictionError, match="^all 3 records of the job were rejected"):
         call(3, 3, output="few")
     assert call(3, 3, output="few", errors="park-all").rejected == 3
-    # A worker that begins with bad records goes on if other parts have rows.
+    # A worker that begins with bad records continues if other parts have rows.
     assert call(9, 6, output="some", errors="park-all").rows == 3
     for part in range(2):
         (tmp_path / f"some/_job/records/{part:06d}.json").unlink()
