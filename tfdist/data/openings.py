@@ -372,6 +372,16 @@ class Openings:
         return batches if batches and self.splits_batches else 0
 
 
+def openings_of(dataset: DistributedData) -> Openings:
+    """Returns the openings of data that no strategy of tfdist distributes.
+
+    Args:
+      dataset: as this process reads it; another strategy may have distributed it.
+    """
+    is_whole = isinstance(dataset, tf.data.Dataset)
+    return Openings(source_of(dataset, dataset), lambda rest: rest, dataset, lambda: is_whole)
+
+
 def splits_batches(strategy: tf.distribute.Strategy, dataset: object) -> bool:
     """Whether workers split each batch of a dataset, rather than share its files or its batches.
 

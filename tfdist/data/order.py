@@ -17,6 +17,8 @@ _OPENS_LATER = {
 # Of these, what gives later iterators the order of an earlier one.
 _KEEPS_ELEMENTS = ("cache", "snapshot")
 _READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "CsvDataset")
+# Modules whose datasets do nothing else when they are opened than to open what they read.
+_KNOWN = ("tensorflow.python.data.ops.", "tfdist.data.cut.")
 # Ops in the functions of datasets.
 _READER_OPS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "CSVDataset")
 _NOISE_OPS = (
@@ -139,7 +141,7 @@ def only_draws_when_opened(dataset: tf.data.Dataset) -> bool:
         are_drawn_at_once
         and not dataset.options().experimental_warm_start
         and all(
-            type(node).__module__.startswith("tensorflow.python.data.ops.")
+            type(node).__module__.startswith(_KNOWN)
             and not type(node).__name__.startswith(("_DataService", "_RandomDataset", "_Snapshot"))
             for node, _ in _nodes(dataset)
         )

@@ -10,6 +10,7 @@ from keras.callbacks import BackupAndRestore, CallbackList, History, ModelCheckp
 from tfdist._types import KerasCallback
 from tfdist.data.feed import Feed
 from tfdist.data.iterators import plain
+from tfdist.data.openings import openings_of
 from tfdist.data.pipeline import feed_of, tracked
 from tfdist.data.strategies import WorkerInput
 from tfdist.internals.keras_3 import TFDatasetAdapter, TFEpochIterator
@@ -152,9 +153,10 @@ def open_data(original, self, distribute_strategy=None, *args, **kwargs):
         self._distribute_strategy = distribute_strategy
         distributed = self._distributed_dataset
         self._distributed_dataset = plain(distributed)
+        self.tfdist_openings = getattr(distributed, "openings", None)
         if isinstance(strategy, WholeBatches):
             WholeBatches.check(distributed)
-        self.tfdist_openings = getattr(distributed, "openings", None)
+            self.tfdist_openings = openings_of(distributed)
 
     calls.open_data(KERAS_3, self, distribute_strategy, make)
 
@@ -166,8 +168,12 @@ def open_at_position(original, self):
     positions = _positions_that_read(self)
     if positions is not None:
         return positions.opened(opened)
-    if self.tfdist_openings is not None:
-        self.tfdist_openings.agree()
+    openings = self.tfdist_openings
+    if openings is None:
+        return opened
+    if _has_read_all(self) and openings.pass_over():
+        return ()
+    openings.agree()
     return opened
 
 
@@ -293,6 +299,12 @@ def save_checkpoint(original, self, epoch, batch, logs):
     files_of_keras_3.save_checkpoint(
         self, epoch, batch, logs, lambda: original(self, epoch, batch, logs)
     )
+
+
+def _has_read_all(data: KerasData) -> bool:
+    """Whether all steps are made: Keras opens the data once more, and again before it reads it."""
+    batches = data._num_batches
+    return data.steps_per_epoch is None and bool(batches) and data._steps_seen >= batches
 
 
 def _positions_that_read(data: KerasData) -> Keras3Positions | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import tensorflow as tf
 
 from tfdist._types import DistributedData
-from tfdist.data.openings import Openings, source_of
+from tfdist.data.openings import openings_of
 from tfdist.data.rows import rows_of
 from tfdist.internals.keras_3 import ArrayDataAdapter, GeneratorDataAdapter
 from tfdist.keras.session.adapter import Distributor, KerasData
@@ -49,13 +49,8 @@ class Keras3Positions(Positions):
         if not is_trained_on:
             return
         dataset, adapter = data._distributed_dataset, data.data_adapter
-        openings = data.tfdist_openings
-        if openings is None:
-            # Without a strategy, or with one of TensorFlow's.
-            is_whole = isinstance(dataset, tf.data.Dataset)
-            openings = Openings(
-                source_of(dataset, dataset), lambda rest: rest, dataset, lambda: is_whole
-            )
+        # Without a strategy, or with one of TensorFlow's, they are not counted yet.
+        openings = data.tfdist_openings or openings_of(dataset)
         if hasattr(adapter, "tfdist_source"):
             openings.source = adapter.tfdist_source
             openings.source.spans_epochs = data.steps_per_epoch is not None
