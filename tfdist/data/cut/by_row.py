@@ -33,7 +33,7 @@ def first_op_over_rows(node: Any) -> str | None:
     if not hasattr(function, "graph"):
         return "map_with_legacy_function"
     for op in nodes.operations(function):
-        if nodes.depends_on_calls(op) or op.op.startswith(nodes.PYTHON):
+        if nodes.depends_on_calls(op.op) or op.op.startswith(nodes.PYTHON):
             return op.op
     arguments = len(structure.get_flat_tensor_specs(wrapper._input_structure))
     inputs = function.graph.inputs

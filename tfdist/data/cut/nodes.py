@@ -130,7 +130,7 @@ def why_not_for_some(node: Any) -> str | None:
         return "map_with_legacy_function has no function that can be called again: use map"
     if kind(node) == "_ParallelMapDataset":
         return None  # which row gets which draw is open in one process, too
-    stateful = sorted({op.op for op in operations(function) if depends_on_calls(op)})
+    stateful = sorted({op.op for op in operations(function) if depends_on_calls(op.op)})
     if stateful:
         return (
             f"a sequential map runs {', '.join(stateful)}, so that each row has the result of a "
@@ -159,11 +159,15 @@ def operations(function: Any) -> Iterator[NodeDef]:
         yield from body
 
 
-def depends_on_calls(op: NodeDef) -> bool:
-    """Whether the result of an op depends on the calls before; not for an op that calls Python."""
-    about = op_def_registry.get(op.op)
+def depends_on_calls(op: str) -> bool:
+    """Whether the result of an op depends on the calls before; not for an op that calls Python.
+
+    Args:
+      op: its type, such as "RandomUniform".
+    """
+    about = op_def_registry.get(op)
     # The name of a function is none of an op; its body is among the operations.
-    return about is not None and about.is_stateful and not op.op.startswith(_SAME_AGAIN)
+    return about is not None and about.is_stateful and not op.startswith(_SAME_AGAIN)
 
 
 def _changing_names(function: Any) -> Iterator[str]:

@@ -296,6 +296,12 @@ def _check_map_of_batches(node: Any) -> None:
             raise _Refusal(f"a map over batches of a fixed number of rows: {reason}")
         return
     op = first_op_over_rows(node)
+    if op is not None and nodes.depends_on_calls(op):
+        raise _Refusal(
+            f"a map over batches runs {op}, so that the result depends on the calls before: use "
+            "tf.random.stateless_* with a number of the row, before batch, or declare it with "
+            "tfdist.data.per_row if each worker may draw numbers of its own"
+        )
     if op is not None:
         raise _Refusal(
             f"a map over batches runs {op}, which may need all rows: map before batch, or declare "
