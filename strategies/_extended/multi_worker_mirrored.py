@@ -13,7 +13,7 @@ from tfdist.config.resolver import ClusterResolver
 from tfdist.config.sharding import Sharding
 from tfdist.data.cut.plan import has_full_batches
 from tfdist.data.cut.share import own_rows
-from tfdist.data.order import splits_batches
+from tfdist.data.order import splits_batches, tell_of_files
 from tfdist.data.pipeline import feed_of, tracked
 from tfdist.errors import ClusterConfigError
 from tfdist.internals.tensorflow import (
@@ -236,10 +236,12 @@ class MultiWorkerMirroredExtended(
 
     def _own_rows(self, dataset: tf.data.Dataset) -> tf.data.Dataset | None:
         """Returns this worker's rows of a dataset; `None` where TensorFlow is to cut it."""
-        is_whole = self.communicator is None or hasattr(dataset, "unprefetched")
-        if is_whole or not splits_batches(dataset):
+        if self.communicator is None or hasattr(dataset, "unprefetched"):
             return None
         assert self._cluster.rank is not None  # of a worker
+        if not splits_batches(dataset):
+            tell_of_files(dataset, self._cluster.rank)
+            return None
         return own_rows(dataset, self._num_workers, self._cluster.rank, len(self._devices))
 
     def _make_input_fn_iterator(self, input_fn, *args, **kwargs):

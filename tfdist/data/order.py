@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
+_log = logging.getLogger("tfdist")
+
+_AUTO = tf.data.experimental.AutoShardPolicy.AUTO
+_TOLD = "tfdist_told_of_files"
 # Classes by their names, which TensorFlow does not export, and where an iterator of each opens what
 # it reads: these at a later time than their own opening, or not each time.
 _OPENS_LATER = {
@@ -16,6 +23,7 @@ _OPENS_LATER = {
 }
 # Of these, what gives later iterators the order of an earlier one.
 _KEEPS_ELEMENTS = ("cache", "snapshot")
+_DRAW_ORDERS = ("_ShuffleDataset", "_RandomDataset")
 _READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "CsvDataset")
 # Modules whose datasets do nothing else when they are opened than to open what they read.
 _KNOWN = ("tensorflow.python.data.ops.", "tfdist.data.cut.")
@@ -91,10 +99,26 @@ def _reasons(
             yield "a function of the dataset draws random numbers", False
 
 
+def fingerprint_of_seeds(datasets: Iterable[tf.data.Dataset]) -> bytes:
+    """Returns 8 bytes that are equal in processes whose shuffles have equal seeds.
+
+    Args:
+      datasets: as many, and made by the same program, in each process.
+    """
+    seeds = []
+    for dataset in datasets:
+        for node, _ in _nodes(dataset):
+            if type(node).__name__ not in _DRAW_ORDERS:
+                continue
+            if _is_unseeded(node):
+                return os.urandom(8)
+            seeds.append([int(tf.get_static_value(seed)) for seed in (node._seed, node._seed2)])
+    return hashlib.blake2b(repr(seeds).encode(), digest_size=8).digest()
+
+
 def shuffles(dataset: tf.data.Dataset) -> bool:
     """Whether the order of a dataset depends on seeds."""
-    kinds = ("_ShuffleDataset", "_RandomDataset")
-    return any(type(node).__name__ in kinds for node, _ in _nodes(dataset))
+    return any(type(node).__name__ in _DRAW_ORDERS for node, _ in _nodes(dataset))
 
 
 def reshuffles(dataset: tf.data.Dataset) -> bool:
@@ -167,6 +191,25 @@ def splits_batches(dataset: tf.data.Dataset) -> bool:
     policy = dataset.options().experimental_distribute.auto_shard_policy
     policies = tf.data.experimental.AutoShardPolicy
     return policy == policies.DATA or (policy == policies.AUTO and not reads_files(dataset))
+
+
+def tell_of_files(dataset: tf.data.Dataset, rank: int) -> None:
+    """Warns once, on rank 0, if TensorFlow gives workers files of their own unasked.
+
+    Args:
+      dataset: before it is distributed; the workers do not split its batches.
+      rank: this worker's rank.
+    """
+    is_asked = dataset.options().experimental_distribute.auto_shard_policy != _AUTO
+    if rank or is_asked or getattr(dataset, _TOLD, False):
+        return
+    setattr(dataset, _TOLD, True)
+    _log.warning(
+        "input: batches are other ones than one process's: TensorFlow gives each worker files of "
+        "its own (AutoShardPolicy.AUTO), if there are as many files as workers. With "
+        "AutoShardPolicy.DATA all workers read all files, and batches are one process's; with "
+        "AutoShardPolicy.FILE this is not said"
+    )
 
 
 def _nodes(dataset: tf.data.Dataset, later: str = "") -> Iterator[tuple[tf.data.Dataset, str]]:

@@ -8,8 +8,11 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 
+import tensorflow as tf
+
 from tfdist._types import DistributedData, KerasModel, Logs
-from tfdist.data.openings import Openings, Target
+from tfdist.data.openings import Openings, Target, splits_batches
+from tfdist.data.order import fingerprint_of_seeds
 from tfdist.data.position import InputPosition
 from tfdist.errors import TfdistError
 from tfdist.keras import exchange
@@ -49,16 +52,34 @@ class Positions(Participant[FitSession], abc.ABC):
         openings.others = drawing([self.session.arguments.get("validation_data")])
 
     def before_fit(self) -> None:
-        """All workers have to have a `ModelCheckpoint` that saves the state of all of them.
+        """Compares the workers: their shuffles, and their `ModelCheckpoint`s.
 
-        A script may give it to the chief alone. With parameter servers workers come and go.
+        All have to have a `ModelCheckpoint` that saves the state of all of them; a script may give
+        it to the chief alone. With parameter servers workers come and go.
         """
         if trains_on_servers(self.session.strategy):
             return
         kind = self.session.keras.checkpoint_type
         own = sum(isinstance(callback, kind) for callback in self.session.callbacks.callbacks)
-        counts = exchange.gather(self.model, bytes([min(own, 255)]))
-        self.checkpoints_of_all = len(set(counts)) == 1
+        found = exchange.gather(self.model, bytes([min(own, 255)]) + self._seeds_of_orders())
+        self.checkpoints_of_all = len({each[:1] for each in found}) == 1
+        if len({each[1:] for each in found}) > 1 and rank_of(self.model) == 0:
+            _log.warning(
+                "fit: each worker takes its share of the same batches, but shuffles have other "
+                "seeds on other workers: some rows come to several workers, and others to none. "
+                "Call keras.utils.set_random_seed with one number on all workers, or give a seed "
+                "to each shuffle and to functions that shuffle, such as "
+                "image_dataset_from_directory"
+            )
+
+    def _seeds_of_orders(self) -> bytes:
+        """Bytes that are equal on workers whose shuffles have equal seeds."""
+        assert self._openings is not None
+        datasets = [*self._openings.source.datasets] if self._openings.splits_batches else []
+        test = self.session.arguments.get("validation_data")
+        if isinstance(test, tf.data.Dataset) and splits_batches(self.session.strategy, test):
+            datasets.append(test)
+        return fingerprint_of_seeds(datasets)
 
     def begin_epoch(self) -> None:
         """Callbacks that save every N batches count on."""
