@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.launching import PACKAGE
+from support.patience import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,7 +25,7 @@ def run(*command: str) -> subprocess.CompletedProcess:
         env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=110 * PATIENCE,
     )
 
 
@@ -385,3 +386,78 @@ def test_serving_compares_with_the_model_in_one_process(tmp_path):
         line = rf" {row['name']} +{row['requests_per_second']:.0f} +{row['p50_ms']:.2f} "
         assert re.search(line, finished.stdout), finished.stdout
     assert "without Ray" in finished.stdout
+
+
+@pytest.mark.long(covered_by="parallel/ps/test_ps_delays.py")
+@pytest.mark.timeout(120 * PATIENCE)
+def test_convergence_trains_in_turns(tmp_path):
+    file = tmp_path / "figures" / "convergence.json"
+    finished = run(
+        *(sys.executable, "benchmarks/convergence.py", "--workers", "2", "--epochs", "1"),
+        *("--seeds", "1", "--limit", "640", "--rows", "one process", "in turns"),
+        *("--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    found = json.loads(file.read_text())
+    assert (found["epochs"], found["workers"]) == (1, 2)
+    assert [row["case"] for row in found["rows"]] == ["one process", "in turns"]
+    for row in found["rows"]:
+        # Ten steps, of ten classes.
+        assert 0.2 < row["accuracy"] < 1 and 0 < row["loss"] < 2.4 and row["spread"] == 0
+        assert re.search(rf"{row['case']} +{row['accuracy']:.4f} ", finished.stdout)
+
+
+@pytest.mark.long(covered_by="parallel/local_updates/test_local_updates.py")
+@pytest.mark.timeout(120 * PATIENCE)
+def test_local_updates_counts_bytes_of_rules(tmp_path):
+    file = tmp_path / "figures" / "local_updates.json"
+    finished = run(
+        *(sys.executable, "benchmarks/local_updates.py", "--epochs", "1", "--seeds", "1"),
+        *("--limit", "1024", "--data", "fashion", "--links", "--json", str(file)),
+        *("--rows", "in step", "ModelAveraging, H = 4", "EASGD, H = 16"),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    (data,) = json.loads(file.read_text())["data"]
+    assert (data["data"], data["steps"]) == ("fashion", 8)
+    in_step, averaged, elastic = data["rows"]
+    # Of four workers each sends 2 x 3/4 of 101,770 values; they are averaged twice in eight steps.
+    whole = 1.5 * 4 * (784 * 128 + 128 + 128 * 10 + 10)
+    assert in_step["bytes_per_step"] == pytest.approx(whole, rel=0.01)
+    assert averaged["bytes_per_step"] == pytest.approx(whole / 4, rel=0.01)
+    assert elastic["bytes_per_step"] == pytest.approx(whole / 8, rel=0.01)
+    for row in data["rows"]:
+        assert 0.1 < row["accuracy"] < 1 and row["seeds"] == 1
+        line = rf"{row['name']} +{row['bytes_per_step']:,.0f} +{row['accuracy']:.4f} "
+        assert re.search(line, finished.stdout), finished.stdout
+
+
+@pytest.mark.long(covered_by="single/elastic/test_elastic_records.py")
+@pytest.mark.timeout(120 * PATIENCE)
+def test_elastic_records_measures_each_kind():
+    finished = run(
+        *(sys.executable, "benchmarks/elastic_records.py", "--megabytes", "5", "--records", "2")
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    title, _, *lines = finished.stdout.splitlines()
+    assert title == "5 MB of weights, 15 MB of variables, 2 records"
+    kinds = ["in memory", "in the file", "nothing has changed", "read by a newcomer"]
+    for line, kind in zip(lines, kinds, strict=True):
+        assert re.match(rf"{kind} +[0-9.]+ +[0-9.]+", line), line
+
+
+@pytest.mark.long(covered_by="parallel/embedding/test_served_training.py")
+@pytest.mark.timeout(120 * PATIENCE)
+def test_served_training_measures_the_age_of_rows(tmp_path):
+    file = tmp_path / "figures" / "served_training.json"
+    finished = run(
+        *(sys.executable, "benchmarks/served_training.py", "--rows", "1000", "--batch", "64"),
+        *("--every", "0.5", "--seconds", "5", "--folder", str(tmp_path), "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    found = json.loads(file.read_text())
+    assert found["failed"] == 0
+    assert 0 < found["age"]["median"] <= found["age"]["99 %"] <= found["age"]["longest"]
+    assert found["steps"]["alone"] > 0 and found["steps"]["followed"] > 0
+    assert f"age      median {found['age']['median']:.2f} s" in finished.stdout
+    # Nothing of the job is left.
+    assert [path.name for path in tmp_path.iterdir()] == ["figures"]
