@@ -11,6 +11,7 @@ import pytest
 from devices.replicas import make_strategy
 from support.training import scope_cases
 from support.training.models import ADAPTIVE, difference
+from tfdist.keras.repairs import scopes
 
 
 @pytest.mark.long("central-*", covered_by="the other cases")
@@ -18,6 +19,13 @@ from support.training.models import ADAPTIVE, difference
 @pytest.mark.parametrize("kind", ["mirrored", "central"])
 def test_trained(kind, case):
     found = scope_cases.trained(case, make_strategy(kind, 2).scope)
+    expected = scope_cases.trained(case, contextlib.nullcontext)
+    assert difference(found, expected) <= ADAPTIVE
+
+
+@pytest.mark.parametrize("case", ["optimizer outside", "own optimizers outside"])
+def test_trained_by_one_replica(case):
+    found = scope_cases.trained(case, make_strategy("mirrored", 1).scope)
     expected = scope_cases.trained(case, contextlib.nullcontext)
     assert difference(found, expected) <= ADAPTIVE
 
@@ -50,6 +58,24 @@ def test_predict_of_a_model_without_variables(kind, data):
     expected = model(x, training=False)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     np.testing.assert_allclose(model.predict_on_batch(x), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["mirrored", "central"])
+def test_predict_of_a_model_that_cannot_be_called_with_shapes(kind, monkeypatch):
+    """Replicas of copies make its variables from values; those of central storage cannot."""
+
+    def fail(*args, **kwargs):
+        raise ValueError("no result for shapes")
+
+    monkeypatch.setattr(scopes, "compute_output_spec", fail)
+    with make_strategy(kind, 2).scope():
+        model = scope_cases.lazy(keras)
+    x, _ = scope_cases.rows()
+    if kind == "mirrored":
+        assert model.predict(x, verbose=0).shape == (len(x), 1)
+    else:
+        with pytest.raises(ValueError, match="no result for shapes(?s:.*)as a Python `bool`"):
+            model.predict(x, verbose=0)
 
 
 def test_features_of_a_trained_model_are_read_outside_of_its_scope():

@@ -93,6 +93,60 @@ def _compiled_again_outside(keras, scope):
     return model
 
 
+def _loss_outside(keras, scope):
+    """A loss that counts its calls."""
+
+    class Growing(keras.losses.Loss):
+        def __init__(self):
+            super().__init__()
+            self.calls = keras.Variable(0.0, trainable=False)
+
+        def call(self, y_true, y_pred):
+            self.calls.assign(self.calls + 1.0)
+            return self.calls * keras.ops.mean((y_true - y_pred) ** 2, axis=-1)
+
+    loss = Growing()
+    with scope():
+        model = built(keras)
+        model.compile(keras.optimizers.Adam(), loss)
+    return model
+
+
+def _own_optimizers_outside(keras, scope):
+    """A model with a training step and two optimizers of its own, as a GAN's."""
+    import tensorflow as tf
+
+    class InTurns(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+
+        def call(self, x):
+            return self.parts[1](self.parts[0](x))
+
+        def compile(self, optimizers):
+            super().compile(loss="mse")
+            self.first, self.others = optimizers[0], {"second": optimizers[1]}
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(y=y, y_pred=self(x))
+            of = [part.trainable_variables for part in self.parts]
+            for optimizer, variables, gradients in zip(
+                (self.first, self.others["second"]), of, tape.gradient(loss, of), strict=True
+            ):
+                optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return {"steps": tf.cast(self.first.iterations, tf.float32)}
+
+    optimizers = keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adam(0.01)
+    with scope():
+        model = InTurns()
+        model(rows()[0])
+        model.compile(optimizers)
+    return model
+
+
 # Models that train as within the scope.
 TRAINED = {
     "called outside": _called_outside,
@@ -103,6 +157,8 @@ TRAINED = {
     "optimizer outside": _optimizer_outside,
     "built optimizer outside": _built_optimizer_outside,
     "compiled again outside": _compiled_again_outside,
+    "loss outside": _loss_outside,
+    "own optimizers outside": _own_optimizers_outside,
 }
 
 

@@ -17,7 +17,7 @@ from tfdist.internals.keras_3_trainer import TensorFlowTrainer, Trainer
 from tfdist.internals.tensorflow import NoneTensorSpec, PerReplicaSpec
 from tfdist.keras.deferred_models import is_deferred
 from tfdist.keras.registry import repairs
-from tfdist.keras.repairs.scopes import adopt_metrics, are_built
+from tfdist.keras.repairs.scopes import adopt_metrics, adopt_optimizers, are_built
 from tfdist.keras.variables_of_others import refuse_variables_of_others
 from tfdist.keras.workers import communicator_of, replica_with_copies
 
@@ -48,6 +48,7 @@ def build_from_local_batch(original, self, iterator=None, data_batch=None):
     if self._distribute_strategy is None:
         refuse_variables_of_others(self)
         return original(self, iterator=iterator, data_batch=data_batch)
+    adopt_optimizers(self)
     has_optimizer = self.optimizer is None or self.optimizer.built
     try:
         result = original(self, iterator=iterator, data_batch=data_batch)
