@@ -62,7 +62,7 @@ def test_predict_of_a_model_without_variables(kind, data):
 
 @pytest.mark.parametrize("kind", ["mirrored", "central"])
 def test_predict_of_a_model_that_cannot_be_called_with_shapes(kind, monkeypatch):
-    """Replicas of copies make its variables from values; those of central storage cannot."""
+    """Mirrored replicas make its variables in their first step; central storage cannot."""
 
     def fail(*args, **kwargs):
         raise ValueError("no result for shapes")

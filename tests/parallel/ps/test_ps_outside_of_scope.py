@@ -14,7 +14,7 @@ from support.training import scope_cases
 from support.training.models import ADAPTIVE, difference
 from tfdist.keras.workers import is_on_servers
 
-# The others differ from these by what `devices/test_outside_of_scope.py` covers.
+# `devices/test_outside_of_scope.py` has the other cases.
 CASES = ("optimizer outside", "built optimizer outside", "own optimizers outside")
 
 
