@@ -9,6 +9,7 @@ from pathlib import Path
 from tfdist.cli import start_options
 from tfdist.cli.arguments import seconds, whole_number
 from tfdist.config.printing import printable
+from tfdist.config.validation import addresses_in
 from tfdist.errors import ClusterConfigError
 from tfdist.launch.policies.elastic import Backoff, WorkerRange
 from tfdist.prediction.options import FINAL_CODE, PredictOptions
@@ -115,6 +116,13 @@ def _add_prediction(parser: argparse.ArgumentParser) -> None:
     )
     add("--signature", metavar="NAME", help="of a SavedModel (default: serving_default)")
     add(
+        "--tables",
+        type=_addresses,
+        metavar="ADDRESSES",
+        help="the addresses of all servers of 'tfdist ps serve', in their order: a model of "
+        "tfdist.export_for_serving(tables='served') looks its rows up there",
+    )
+    add(
         "--format",
         choices=("parquet", "tfrecord", "npz", "jsonl"),
         default=default.format,
@@ -164,6 +172,7 @@ def run(chosen: argparse.Namespace) -> int:
         errors=chosen.errors,
         metrics=tuple(chosen.metric),
         signature=chosen.signature,
+        tables=chosen.tables,
         lease=chosen.lease,
     )
     if not start_options.workers(chosen) and chosen.host_discovery_script is None:
@@ -177,6 +186,13 @@ def run(chosen: argparse.Namespace) -> int:
 def _absolute(path: str) -> str:
     """Returns a path or pattern from the root on; of another file system as it is."""
     return path if "://" in path else str(Path(path).absolute())
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(addresses_in(text, "--tables", "servers of tables"))
+    except ClusterConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _launch(chosen: argparse.Namespace, options: PredictOptions) -> int:

@@ -49,6 +49,7 @@ def run(options: PredictOptions) -> int:
             errors=options.errors,
             metrics=options.metrics,
             signature=options.signature,
+            tables=options.tables,
         )
     except KeyboardInterrupt:  # `predict` has said what is left
         return _INTERRUPTED

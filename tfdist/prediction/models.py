@@ -13,13 +13,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._types import Nested
-from tfdist.errors import PredictionError
+from tfdist.errors import PredictionError, TfdistError
 from tfdist.prediction import fingerprints
 from tfdist.prediction.batches import rows_of
 from tfdist.ps.export.served_models import ServedModelFile
 from tfdist.reasons import one_line
+from tfdist.serving.load import load
 
 _ONLY = "prediction"  # the name of an output without one
+_TABLES_WAIT = 60.0  # seconds for servers of tables that still start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,18 +101,28 @@ class Forward:
             ) from error
 
 
-def predictor_of(model: Any, signature: str | None = None) -> Predictor:
+def predictor_of(
+    model: Any, signature: str | None = None, tables: Sequence[str] | None = None
+) -> Predictor:
     """Returns a model that predicts.
 
     Args:
       model: a Keras model, the path of a SavedModel or of a `.keras` file, or a function.
       signature: of a SavedModel; `None`: "serving_default".
+      tables: "host:port" of all servers of a SavedModel's tables; `None`: it has its rows.
 
     Raises:
       PredictionError: there is no such model or signature.
+      ClusterConfigError: the servers refuse this process, or lack a table.
+      tf.errors.UnavailableError: the servers do not answer.
     """
     if isinstance(model, str | os.PathLike):
-        return _loaded(Path(model), signature)
+        return _loaded(Path(model), signature, tables)
+    if tables is not None:
+        raise PredictionError(
+            "tables: expected the folder of a SavedModel whose tables are on servers as the model, "
+            f"received {model!r:.200}"
+        )
     if signature is not None:
         raise PredictionError(f"signature={signature!r}: expected the folder of a SavedModel")
     if isinstance(model, keras.Model) or hasattr(model, "get_weights"):
@@ -150,7 +162,7 @@ def _with_common_values(model: Any, name: str) -> Any:
     return copy
 
 
-def _loaded(path: Path, signature: str | None) -> Predictor:
+def _loaded(path: Path, signature: str | None, tables: Sequence[str] | None) -> Predictor:
     is_saved_model = (path / "saved_model.pb").is_file()
     if not is_saved_model and not (path.is_file() and path.suffix == ".keras"):
         found = "no such path" if not path.exists() else "neither"
@@ -159,13 +171,14 @@ def _loaded(path: Path, signature: str | None) -> Predictor:
             f"{found}"
         )
     before = fingerprints.of_files(path)
+    _check_tables(path, tables)
     try:
         predictor = (
-            _of_signature(path, before, signature)
+            _of_signature(path, before, signature, tables)
             if is_saved_model
             else _of_keras(keras.models.load_model(path), f"model {path}", before)
         )
-    except PredictionError:
+    except (TfdistError, tf.errors.UnavailableError):
         raise
     except Exception as error:  # TensorFlow has an IndexError for a file that is cut off
         raise PredictionError(f"model {path}: cannot be loaded: {one_line(error)}") from error
@@ -174,14 +187,28 @@ def _loaded(path: Path, signature: str | None) -> Predictor:
     return predictor
 
 
-def _of_signature(path: Path, fingerprint: str, signature: str | None) -> Predictor:
-    if ServedModelFile.is_in(str(path)):
+def _check_tables(path: Path, tables: Sequence[str] | None) -> None:
+    are_served = ServedModelFile.is_in(str(path))
+    if are_served and tables is None:
         raise PredictionError(
-            f"model {path}: expected a SavedModel with the rows of its embedding tables, received "
-            "one whose tables are on servers: export it with tfdist.export_for_serving(model, "
-            "path), without tables='served'"
+            f"model {path}: its tables are on servers: expected their addresses in tables, or a "
+            "SavedModel with its rows, of tfdist.export_for_serving without tables='served'"
         )
-    loaded = tf.saved_model.load(str(path))
+    if tables is not None and not are_served:
+        raise PredictionError(
+            f"tables: expected a SavedModel of tfdist.export_for_serving(tables='served'), "
+            f"received {path}, which looks nothing up at servers"
+        )
+
+
+def _of_signature(
+    path: Path, fingerprint: str, signature: str | None, tables: Sequence[str] | None
+) -> Predictor:
+    if tables is None:
+        loaded = tf.saved_model.load(str(path))
+    else:
+        loaded = load(str(path), tables, wait=_TABLES_WAIT)
+        fingerprint += f" snapshot {loaded.table_connection.snapshot}"
     signatures = loaded.signatures
     name = signature or "serving_default"
     if name not in signatures:

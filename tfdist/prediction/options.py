@@ -22,7 +22,7 @@ class PredictOptions:
       header: lines that each file begins with and that are no records.
       task_size: records of a part.
       map: a function of one record, as "module:name" or "file.py:name"; `None`: none.
-      batch_size, keep, format, errors, metrics, signature: as for `tfdist.predict`.
+      batch_size, keep, format, errors, metrics, signature, tables: as for `tfdist.predict`.
       lease: seconds after which a silent worker's parts go to others.
     """
 
@@ -39,6 +39,7 @@ class PredictOptions:
     errors: str = "fail"
     metrics: tuple[str, ...] = ()
     signature: str | None = None
+    tables: tuple[str, ...] | None = None
     lease: float = 30.0
 
     def text(self) -> str:

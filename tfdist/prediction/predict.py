@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.config.cluster import Cluster
+from tfdist.config.validation import addresses_in
 from tfdist.data.sources import RecordSource, source_of
 from tfdist.errors import PredictionError, Preempted
 from tfdist.job import process
@@ -50,6 +51,7 @@ def predict(
     errors: str = "fail",
     metrics: Sequence[Any] = (),
     signature: str | None = None,
+    tables: str | Sequence[str] | None = None,
     verbose: int = 1,
 ) -> Predicted:
     """Predicts each row of some data exactly once, into files; with any number of workers.
@@ -78,6 +80,8 @@ def predict(
         too.
       metrics: Keras metrics, or their names, of the model's only output and the labels.
       signature: of a SavedModel (default: "serving_default").
+      tables: the addresses of all servers of `tfdist ps serve`, in their order, for a SavedModel of
+        `export_for_serving(tables="served")`: a list, or a text with commas.
       verbose: 0 prints no progress; else the first worker does.
 
     Returns:
@@ -86,6 +90,9 @@ def predict(
     Raises:
       PredictionError: the model, the data or the folder is not as described, or belongs to another
         job; or a record is bad. The parts that are done stay.
+      ClusterConfigError, AuthenticationError: the servers of the tables refuse this process, or
+        lack a table of the model.
+      tf.errors.OpError: the servers do not answer.
       OSError: a file cannot be read or written: it has vanished, or the disk is full.
       Preempted: SIGTERM has told this process to end.
 
@@ -110,7 +117,9 @@ def predict(
     if isinstance(keep, str):
         raise PredictionError(f"keep: expected a list of names, received {keep!r}")
     chosen = format_of(format)
-    predictor = predictor_of(model, signature)
+    if isinstance(tables, str):
+        tables = addresses_in(tables, "tables", "servers of tables")
+    predictor = predictor_of(model, signature, tables)
     part_metrics = PartMetrics(metrics)
     input_files = InputFiles(source.paths)
     arguments = Arguments(

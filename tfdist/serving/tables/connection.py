@@ -147,6 +147,11 @@ class TableConnection:
         return self._description.tables
 
     @property
+    def snapshot(self) -> int:
+        """The number of the snapshot that the servers had when this object was made."""
+        return self._description.snapshot
+
+    @property
     def answering(self) -> list[int]:
         """The servers that have told what they serve."""
         return sorted(self._known)
