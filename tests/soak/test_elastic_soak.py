@@ -104,7 +104,7 @@ def summary(name: str, course: Course, kinds: Counter[str], repeated: int, secon
     return "\n".join(lines)
 
 
-@pytest.mark.timeout(15 * 60)
+@pytest.mark.timeout(20 * 60)
 @pytest.mark.parametrize("name", FITS)
 def test_faults_leave_no_trace(name, tmp_path):
     fit = FITS[name]

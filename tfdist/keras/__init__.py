@@ -21,6 +21,7 @@
 | `searches.py`, `project_files.py` | KerasTuner's searches and their files |
 | `after_import.py` | what is to be done when a package is imported |
 | `step_functions.py` | calls around a `train_step` of the user's |
+| `prediction_attributes.py` | the mask and the logits that losses find in a prediction |
 | `shown_metrics.py` | metrics that such a step returns, under any name |
 | `scalar_losses.py` | losses that return one number for a batch |
 | `drawing.py` | how often the data of a model has drawn orders |

@@ -287,7 +287,10 @@ def test_a_final_error_ends_the_job_at_once(tmp_path, job):
 def test_errors_of_the_command(tmp_path, job, capsys):
     cases = [
         ({"model": tmp_path / "none"}, "found no such path"),
-        ({"model": write_model(tmp_path / "rowless")}, "its tables are on servers: expected their addresses"),
+        (
+            {"model": write_model(tmp_path / "rowless")},
+            "its tables are on servers: expected their addresses",
+        ),
         ({"input": tmp_path / "none*"}, "found none"),
         ({"map": "absent"}, "expected a function: module 'prep' has no attribute 'absent'"),
         ({"keep": "name"}, "received 'name'"),

@@ -91,9 +91,7 @@ def test_servers_that_leave_reject_no_record(training, tmp_path):
 
 
 def test_tables_that_do_not_fit(training, tmp_path, capsys):
-    with pytest.raises(
-        PredictionError, match="expected their addresses in tables"
-    ):
+    with pytest.raises(PredictionError, match="expected their addresses in tables"):
         predict(tmp_path)
     module = tf.Module()
     module.serve = tf.function(lambda x: x, input_signature=[tf.TensorSpec([None], tf.int64)])

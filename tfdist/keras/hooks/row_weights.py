@@ -42,6 +42,7 @@ from tfdist.internals.tensorflow import (
     DistributedDataset,
     PerReplicaSpec,
 )
+from tfdist.keras.prediction_attributes import changed
 from tfdist.keras.registry import hooks
 from tfdist.keras.shown_metrics import noting
 from tfdist.keras.step_functions import around
@@ -199,7 +200,9 @@ def note_outputs(original, self, y_true, y_pred, sample_weight=None):
     """The logged losses of several outputs are means over batches; replicas weigh the same."""
     step = _current_step()
     if step is not None and step.graph is not None:
-        y_pred = tree.map_structure(_without_number_of_rows, y_pred)
+        y_pred = tree.map_structure(
+            lambda prediction: changed(prediction, _without_number_of_rows), y_pred
+        )
     _thread.logs_outputs = True
     try:
         return original(self, y_true, y_pred, sample_weight)

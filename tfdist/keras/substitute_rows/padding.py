@@ -14,12 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._types import AnyTensor
+from tfdist.keras.prediction_attributes import LOGITS, MASK, changed_values
 
 # The sizes of inner dimensions that an empty batch does not tell: of a sequence, of an image.
 _LENGTH, _SIDE = 32, 64
-# Keras keeps them as attributes of tensors, and losses use them.
-_MASK, _LOGITS = "_keras_mask", "_keras_logits"
-_OF_LOGITS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.sigmoid}
 
 
 def can_be_empty(value: object) -> bool:
@@ -51,12 +49,12 @@ def with_substitutes(values: Sequence[AnyTensor], is_empty: tf.Tensor) -> list[A
       values: tensors of one batch, also ragged and sparse ones.
       is_empty: bool[], whether the batch has no rows.
     """
-    masks = [getattr(value, _MASK, None) for value in values]
+    masks = [getattr(value, MASK, None) for value in values]
     padded = iter(_padded([*values, *(m for m in masks if can_be_empty(m))], is_empty))
     results = [next(padded) for _ in values]
     for result, mask in zip(results, masks, strict=True):
         if mask is not None:
-            setattr(result, _MASK, next(padded) if can_be_empty(mask) else mask)
+            setattr(result, MASK, next(padded) if can_be_empty(mask) else mask)
     return results
 
 
@@ -138,7 +136,7 @@ def without_substitutes(value: Any, is_empty: tf.Tensor, is_static: bool) -> Any
     result = _emptied(value, is_empty, is_static)
     if result is value:
         return value
-    for name in (_MASK, _LOGITS):
+    for name in (MASK, LOGITS):
         attribute = getattr(value, name, None)
         if attribute is not None:
             setattr(result, name, without_substitutes(attribute, is_empty, is_static))
@@ -156,12 +154,7 @@ def _emptied(value: tf.Tensor, is_empty: tf.Tensor, is_static: bool) -> tf.Tenso
         return value[:0]
     if value.shape[0] is not None:
         return value
-    if not tf.executing_eagerly() and not hasattr(value, _LOGITS):
-        function = _OF_LOGITS.get(value.op.type)
-        if function is not None:
-            # Losses look for the operation that made probabilities.
-            return function(rows_of_batch(value.op.inputs[0], is_empty))
-    return rows_of_batch(value, is_empty)
+    return changed_values(value, lambda tensor: rows_of_batch(tensor, is_empty))
 
 
 def _no_rows(value: tf.Tensor) -> tf.Tensor:
