@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from collections.abc import Sequence
 
 from tfdist._version import MAX_TENSORFLOW, MIN_TENSORFLOW
 from tfdist.errors import UnsupportedTensorFlowError
 
-# The names of TensorFlow's distributions on PyPI. Reading metadata takes a millisecond, importing
-# TensorFlow seconds.
-_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-aarch64")
+# The names of TensorFlow's and Keras's distributions on PyPI. Reading metadata takes a millisecond,
+# importing TensorFlow seconds.
+TENSORFLOW = (
+    *("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-aarch64"),
+    *("tf-nightly", "tf-nightly-cpu"),
+)
+KERAS = ("keras", "keras-nightly")
+
+
+def version_of(distributions: Sequence[str]) -> str | None:
+    """Returns the version of the first distribution that is installed; `None` without any."""
+    for distribution in distributions:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def installed_tensorflow() -> str:
@@ -19,11 +34,9 @@ def installed_tensorflow() -> str:
     Raises:
       UnsupportedTensorFlowError: none is installed.
     """
-    for distribution in _DISTRIBUTIONS:
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    version = version_of(TENSORFLOW)
+    if version is not None:
+        return version
     try:
         import tensorflow  # built from source, or another distribution
     except ImportError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import hashlib
-import importlib.metadata
 import os
 import platform
 import resource
@@ -16,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tfdist._compatibility import KERAS, TENSORFLOW, version_of
 from tfdist._version import __version__
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
@@ -118,17 +118,8 @@ def look(cluster: Cluster, settings: Settings, checkpoint_dir: str | None) -> Ma
 
 def _versions() -> dict[str, str]:
     found = {"tfdist": __version__}
-    for name, distributions in (
-        ("TensorFlow", ("tensorflow", "tensorflow-cpu")),
-        ("Keras", ("keras",)),
-    ):
-        found[name] = "none"
-        for distribution in distributions:
-            try:
-                found[name] = importlib.metadata.version(distribution)
-                break
-            except importlib.metadata.PackageNotFoundError:
-                continue
+    for name, distributions in (("TensorFlow", TENSORFLOW), ("Keras", KERAS)):
+        found[name] = version_of(distributions) or "none"
     return found | {"Python": platform.python_version(), "kernel": platform.release()}
 
 

@@ -1,4 +1,4 @@
-"""What losses find in a prediction beside its values: the mask, and the logits of probabilities.
+"""The mask of a prediction, and the logits of its probabilities, which losses look for.
 
 Keras keeps both as attributes of tensors. In a graph it also looks for the operation that has made
 probabilities from logits. A tensor that takes a prediction's place needs the same.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
-import importlib.metadata
 import linecache
 import logging
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, TextIO
 
+from tfdist._compatibility import KERAS, TENSORFLOW, version_of
 from tfdist._version import __version__
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
@@ -358,9 +358,10 @@ def _communicators() -> list[CommunicatorEntry]:
 
 def _versions() -> dict[str, str]:
     found = {"tfdist": __version__, "python": platform.python_version()}
-    for package in ("tensorflow", "keras"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
+    for package, distributions in (("tensorflow", TENSORFLOW), ("keras", KERAS)):
+        version = version_of(distributions)
+        if version is not None:
+            found[package] = version
     return found
 
 

@@ -113,6 +113,11 @@ def test_a_graph_of_shared_and_nested_layers():
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask:UserWarning")
+@pytest.mark.xfail(
+    keras.__version__.startswith("3.16.0.dev"),
+    strict=True,
+    reason="in Keras's nightly an input of MultiHeadAttention loses its mask to a later Masking",
+)
 def test_masks():
     words, allowed = keras.Input((5,), dtype="int32"), keras.Input((5, 5), dtype="bool")
     embedded = layers.Embedding(7, 4, mask_zero=True)(words)

@@ -2,6 +2,7 @@
 
 import ast
 import ctypes
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -115,12 +116,23 @@ def test_other_versions_are_told_the_range(version):
 
 
 def test_absent_tensorflow_is_told_what_to_install(monkeypatch):
-    monkeypatch.setattr(_compatibility, "_DISTRIBUTIONS", ())
+    monkeypatch.setattr(_compatibility, "TENSORFLOW", ())
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(
         errors.UnsupportedTensorFlowError, match="pip install 'tensorflow>=2.16,<2.23'"
     ):
         _compatibility.check_tensorflow()
+
+
+def test_the_distribution_that_is_installed_tells_the_version(monkeypatch):
+    def version(distribution):
+        if distribution == "keras-nightly":
+            return "3.16.0.dev1"
+        raise importlib.metadata.PackageNotFoundError(distribution)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert _compatibility.version_of(_compatibility.KERAS) == "3.16.0.dev1"
+    assert _compatibility.version_of(_compatibility.TENSORFLOW) is None
 
 
 def test_import_is_light_and_every_public_name_resolves():
