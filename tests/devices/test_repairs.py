@@ -130,6 +130,7 @@ def test_a_model_built_outside_has_variables_of_no_strategy(strategy, undo):
 
 def test_an_optimizer_of_a_name_is_made_outside_the_scope(strategy, undo):
     undo("compile_in_scope_of_model")
+    undo("build_from_local_batch")  # which adopts the optimizers that a model has as attributes
     with pytest.raises(RuntimeError, match=r"Mixing different tf\.distribute\.Strategy objects"):
         scope_cases.trained("compiled outside", strategy.scope)
 
