@@ -190,7 +190,8 @@ def run_with_kills(words: list[str], name: str, kills: int, is_done: Any) -> tup
                 break
     if kills:
         time.sleep(2.0)
-        os.killpg(process.pid, signal.SIGKILL)
+        if process.poll() is None:  # else it was faster
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
     code = process.wait()
