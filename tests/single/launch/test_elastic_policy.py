@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from support.drawings import drawn_transitions
 from tfdist.errors import ClusterConfigError
+from tfdist.launch.policies import elastic
 from tfdist.launch.policies.decisions import EndDecision, TaskEnd, Verdict
 from tfdist.launch.policies.elastic import (
+    SLOT_TRANSITIONS,
     Backoff,
     Changes,
     ElasticPolicy,
@@ -61,6 +64,21 @@ def test_a_range_that_contradicts_itself_is_refused(text):
         WorkerRange.from_text(text)
     with pytest.raises(ClusterConfigError):
         WorkerRange(*map(int, text.split(":")))
+
+
+def test_the_transitions_of_a_slot_are_the_drawing():
+    drawn = drawn_transitions(elastic.__doc__)
+    table = {state.name: {to.name for to in follow} for state, follow in SLOT_TRANSITIONS.items()}
+    assert table == {state.name: drawn.get(state.name, set()) for state in SlotState}
+    assert set(drawn) <= {state.name for state in SlotState}
+
+
+def test_a_slot_refuses_another_transition():
+    policy = begun("1:2:2")
+    policy.end(0)
+    with pytest.raises(RuntimeError, match="slot 0 that is FINISHED expected one of .. to follow"):
+        policy.hold(0)
+    assert states(policy) == [FINISHED, RUNNING]
 
 
 def test_the_first_slots_are_started():

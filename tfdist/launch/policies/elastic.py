@@ -2,14 +2,21 @@
 
 A job has a *slot* for each address in its `TF_CONFIG`; a worker runs in a slot.
 
-              start            exit 143, or told to leave and ended
-    FREE ------------> RUNNING ---------------------------> FREE
-      ^                 |  ^  \\--exit 0--> FINISHED (nothing is started from then on)
-      | scaled down     |  | back-off is over
-      |          failure|  |
-      \\-------------- WAITING
-                        |   failed too often, or no restarts left
-                        \\----------> OUT  (`scale` can start it again)
+    FREE --begins, or scaled up--------------------------> RUNNING
+    RUNNING --exit 0-------------------------------------> FINISHED
+       |--exit 143---------------------------------------> FREE
+       |--failed, or no host takes it--------------------> WAITING
+       |--failed too often, or without restarts----------> OUT
+       \\--told to leave: scaled down, or host is gone----> LEAVING
+    WAITING --back-off is over, or a host takes it-------> RUNNING
+       \\--scaled down, or another worker has finished----> FREE
+    LEAVING --its process has ended----------------------> FREE
+       \\--scaled up--------------------------------------> RETURNING
+    RETURNING --its process has ended--------------------> RUNNING
+       \\--scaled down, or another worker has finished----> LEAVING
+    OUT --scaled up--------------------------------------> RUNNING
+
+Nothing is started after a worker has finished.
 
 The *back-off* is the time from a failure to the restart: 1 s, and twice as long after each further
 failure that comes soon after the start, up to 30 s. A longer life resets it. A slot that fails
@@ -27,11 +34,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from tfdist.config.elastic import Elastic
 from tfdist.errors import Preempted
 from tfdist.launch.policies.decisions import EndDecision, TaskEnd, Verdict
+from tfdist.state_machine import StateMachine
 
 # The failures that the report lists.
 _MAX_SURVIVED = 10
@@ -84,7 +92,7 @@ class ScaleError(ValueError):
 
 
 class SlotState(enum.Enum):
-    """The state of a slot; the module's drawing has the changes."""
+    """The state of a slot; the module's drawing has the transitions."""
 
     FREE = enum.auto()
     RUNNING = enum.auto()
@@ -95,6 +103,17 @@ class SlotState(enum.Enum):
     WAITING = enum.auto()
     FINISHED = enum.auto()
     OUT = enum.auto()
+
+
+SLOT_TRANSITIONS: Mapping[SlotState, frozenset[SlotState]] = {
+    SlotState.FREE: frozenset({SlotState.RUNNING}),
+    SlotState.RUNNING: frozenset(set(SlotState) - {SlotState.RUNNING, SlotState.RETURNING}),
+    SlotState.WAITING: frozenset({SlotState.RUNNING, SlotState.FREE}),
+    SlotState.LEAVING: frozenset({SlotState.FREE, SlotState.RETURNING}),
+    SlotState.RETURNING: frozenset({SlotState.RUNNING, SlotState.LEAVING}),
+    SlotState.FINISHED: frozenset(),
+    SlotState.OUT: frozenset({SlotState.RUNNING}),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,16 +155,30 @@ class Changes:
     cancel: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass
-class _Slot:
-    state: SlotState = SlotState.FREE
-    # Whether its worker was started after the beginning, into a running job.
-    late: bool = False
-    # Failures in a row; the first of them may have come after a long life, `soon` ones have not.
-    failures: int = 0
-    soon: int = 0
-    # Whether it waits for a host that takes its worker.
-    held: bool = False
+class _Slot(StateMachine[SlotState]):
+    def __init__(self, number: int) -> None:
+        super().__init__(f"slot {number}", SLOT_TRANSITIONS, SlotState.FREE)
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins anew, without the failures of the former worker."""
+        # Whether its worker was started after the beginning, into a running job.
+        self.late = False
+        # Whether it waits for a host that takes its worker.
+        self.held = False
+        # Failures in a row; the first may have come after a long life, `soon` ones have not.
+        self.failures = 0
+        self.soon = 0
+
+    def start_late(self) -> None:
+        """Starts a worker into the running job."""
+        self.go(SlotState.RUNNING)
+        self.late, self.held = True, False
+
+    def hold(self) -> None:
+        """Waits for a host that takes its worker."""
+        self.go(SlotState.WAITING)
+        self.held = True
 
 
 _WORKS = (SlotState.RUNNING, SlotState.WAITING, SlotState.RETURNING)
@@ -182,7 +215,7 @@ class ElasticPolicy:
         self._backoff = backoff or Backoff()
         self._final_codes = final_codes
         self._servers = range(workers.maximum, workers.maximum + servers)
-        self._slots = [_Slot() for _ in range(workers.maximum)]
+        self._slots = [_Slot(number) for number in range(workers.maximum)]
 
     def state(self, slot: int) -> SlotState:
         """Returns what a slot does."""
@@ -227,7 +260,7 @@ class ElasticPolicy:
         """Returns the slots that the job begins with, which count as running, and the servers."""
         first = list(range(self.workers.start))
         for slot in first:
-            self._slots[slot].state = SlotState.RUNNING
+            self._slots[slot].go(SlotState.RUNNING)
         return [*first, *self._servers]
 
     def decide(
@@ -258,7 +291,7 @@ class ElasticPolicy:
         if is_interrupted:
             return EndDecision(Verdict.NOTHING)
         if end.code in self._final_codes:
-            self._slots[end.index].state = SlotState.OUT
+            self._slots[end.index].go(SlotState.OUT)
             return EndDecision(Verdict.FAIL, reason="another start would fail too")
         there = self.slots_of_failing_host(end.index, end.started_at, end.at)
         wait = None if there is None else self.move(end.index, there)
@@ -278,14 +311,11 @@ class ElasticPolicy:
 
     def restarted(self, slot: int) -> None:
         """Notes that the back-off of a waiting slot is over, and its worker runs again."""
-        assert self.state(slot) is SlotState.WAITING
-        found = self._slots[slot]
-        found.state, found.late, found.held = SlotState.RUNNING, True, False
+        self._slots[slot].start_late()
 
     def hold(self, slot: int) -> None:
         """Notes that no host takes a worker that was about to start; its slot waits for one."""
-        assert self.state(slot) is SlotState.RUNNING
-        self._slots[slot].state, self._slots[slot].held = SlotState.WAITING, True
+        self._slots[slot].hold()
 
     @property
     def backing_off(self) -> list[int]:
@@ -325,7 +355,8 @@ class ElasticPolicy:
             return None
         self.restarts_left -= 1
         # Whether another host has room is not known yet.
-        self._slots[slot] = _Slot(SlotState.WAITING, held=True)
+        self._slots[slot].forget()
+        self._slots[slot].hold()
         return self._backoff.seconds(1)
 
     def failed(self, slot: int, life: float) -> EndDecision:
@@ -340,12 +371,12 @@ class ElasticPolicy:
         soon = life < self._backoff.soon
         found.soon = found.soon + 1 if soon else 0
         found.failures = found.failures + 1 if soon else 1
-        found.state = SlotState.OUT
         if self.finished:
+            found.go(SlotState.OUT)
             by = self._of(SlotState.FINISHED)[0]
             verdict = Verdict.TOO_LATE if found.late else Verdict.FAIL_AT_END
             return EndDecision(verdict, reason=f"worker {by} has finished before")
-        others = len(self.not_held)
+        others = sum(other != slot for other in self.not_held)
         if found.soon >= self._backoff.attempts:
             reason = (
                 f"it failed {found.soon} times in a row, each within {self._backoff.soon:g} s of "
@@ -354,11 +385,12 @@ class ElasticPolicy:
         elif not self.restarts_left:
             reason = "no restarts left"
         elif others + 1 >= self.workers.minimum:
-            found.state = SlotState.WAITING
+            found.go(SlotState.WAITING)
             self.restarts_left -= 1
             return EndDecision(Verdict.RESTART, wait=self._backoff.seconds(found.failures))
         else:
             reason = ""
+        found.go(SlotState.OUT)
         if others >= self.workers.minimum:
             return EndDecision(Verdict.LEAVE_OUT, reason=reason)
         few = f"too few workers remain ({others}, expected at least {self.workers.minimum})"
@@ -374,19 +406,23 @@ class ElasticPolicy:
     def left(self, slot: int) -> bool:
         """Notes that a worker has left as planned; returns whether its slot is to start now."""
         returning = self.state(slot) is SlotState.RETURNING
-        self._slots[slot] = _Slot(SlotState.RUNNING, late=True) if returning else _Slot()
+        self._slots[slot].forget()
+        if returning:
+            self._slots[slot].start_late()
+        else:
+            self._slots[slot].go(SlotState.FREE)
         return returning
 
     def release(self, slots: Sequence[int]) -> list[int]:
         """Removes workers whose hosts are gone; returns the workers that must be told."""
         leave = [slot for slot in slots if self.state(slot) is SlotState.RUNNING]
         for slot in leave:
-            self._slots[slot].state = SlotState.LEAVING
+            self._slots[slot].go(SlotState.LEAVING)
         return leave
 
     def end(self, slot: int) -> list[int]:
         """Notes that a worker has finished; returns the slots that are not started any more."""
-        self._slots[slot].state = SlotState.FINISHED
+        self._slots[slot].go(SlotState.FINISHED)
         cancelled = self._of(SlotState.WAITING, SlotState.RETURNING)
         for other in cancelled:
             self._cancel(other)
@@ -427,25 +463,27 @@ class ElasticPolicy:
         later = tuple(slot for slot in slots if self.state(slot) is SlotState.LEAVING)
         now = tuple(slot for slot in slots if slot not in later)
         for slot in later:
-            self._slots[slot].state = SlotState.RETURNING
+            self._slots[slot].go(SlotState.RETURNING)
         for slot in now:
-            self._slots[slot] = _Slot(SlotState.RUNNING, late=True)
+            self._slots[slot].forget()
+            self._slots[slot].start_late()
         return Changes(start=now, start_later=later)
 
     def _shrink(self, slots: list[int]) -> Changes:
         leave = tuple(slot for slot in slots if self.state(slot) is SlotState.RUNNING)
         cancel = tuple(slot for slot in slots if slot not in leave)
         for slot in leave:
-            self._slots[slot].state = SlotState.LEAVING
+            self._slots[slot].go(SlotState.LEAVING)
         for slot in cancel:
             self._cancel(slot)
         return Changes(leave=leave, cancel=cancel)
 
     def _cancel(self, slot: int) -> None:
         if self.state(slot) is SlotState.RETURNING:
-            self._slots[slot].state = SlotState.LEAVING
+            self._slots[slot].go(SlotState.LEAVING)
         else:
-            self._slots[slot] = _Slot()
+            self._slots[slot].forget()
+            self._slots[slot].go(SlotState.FREE)
 
     def _of(self, *states: SlotState) -> list[int]:
         return [slot for slot, found in enumerate(self._slots) if found.state in states]
