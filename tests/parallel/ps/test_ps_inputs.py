@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import tf_keras
 import tfdist
 from support.ps_job import meet, on_job, served, train_like_alone
 from support.training.models import EXACT, classifier, examples
+from tfdist.keras.session.of_tf_keras import SharesOfEpochs
 
 BATCHES = 7
 _Policy = tf.data.experimental.AutoShardPolicy
@@ -43,9 +46,11 @@ def test_a_policy_says_who_sees_what(ctx, policy, own):
     assert int(model.optimizer.iterations.numpy()) == 2 * sum(own)
 
 
-@pytest.mark.parametrize(("arrays", "own"), [(True, (3, 3)), (False, (4, 3))])
+# Arrays are dealt out as one stream: the workers share the 14 batches of both epochs.
+@pytest.mark.parametrize(("arrays", "own"), [(True, ((4, 3), (3, 4))), (False, ((4, 4), (3, 3)))])
 @on_job(workers=2)
 def test_tf_keras_trains_all_epochs(ctx, arrays, own):
+    """No batch is left out."""
     if served():
         return
     strategy = tfdist.ParameterServerStrategy()
@@ -60,7 +65,19 @@ def test_tf_keras_trains_all_epochs(ctx, arrays, own):
     )
     history = model.fit(*data, epochs=2, shuffle=False, callbacks=[ended], verbose=0)
     assert history.epoch == [0, 1]
-    assert seen == 2 * list(range(own[ctx.rank]))
+    assert seen == [batch for count in own[ctx.rank] for batch in range(count)]
+    seen.clear()
+    ended = tf_keras.callbacks.LambdaCallback(on_test_batch_end=ended.on_train_batch_end)
+    model.evaluate(*data, callbacks=[ended], verbose=0)
+    assert seen == list(range(own[ctx.rank][0]))
+
+
+def test_shares_of_epochs():
+    shares = SharesOfEpochs(1, lambda batches: len(range(1, batches, 3)))
+    # Of 8 batches these are 1, 4 and 7; an epoch without a batch takes the next one before.
+    assert list(itertools.islice(shares, 8)) == [1, 1, 1, 1, 1, 1, 1, 1]
+    shares = SharesOfEpochs(5, lambda batches: len(range(1, batches, 3)))
+    assert list(itertools.islice(shares, 3)) == [2, 1, 2]
 
 
 @on_job(workers=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 
 import keras
 import numpy as np
@@ -42,6 +43,24 @@ def _accumulating():
     return keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2)
 
 
+@on_job(2)
+def test_trained_by_tf_keras(ctx):
+    if served():
+        return
+    cases = ("optimizer outside", "own optimizers outside")
+    expected = [scope_cases.trained(case, contextlib.nullcontext, "tf_keras") for case in cases]
+    strategy = tfdist.ParameterServerStrategy(mode="sync")
+    for case, alone in zip(cases, expected, strict=True):
+        found = scope_cases.trained(case, strategy.scope, "tf_keras")
+        meet(ctx, case)
+        # Without the predictions, before four variables: a worker predicts its share of the rows.
+        for values in (found, alone):
+            values.pop(-5)
+        assert difference(found, alone) <= ADAPTIVE, case
+    with pytest.raises(ValueError, match="'Adam' was made and built outside of strategy.scope"):
+        scope_cases.trained("built optimizer outside", strategy.scope, "tf_keras")
+
+
 @pytest.mark.long("2-ranks-_accumulating", covered_by="the other cases")
 @pytest.mark.parametrize("make", [_momentum, _scaled, _accumulating])
 @on_job(1)
@@ -64,14 +83,16 @@ def test_the_same_variables_are_shared(ctx, make):
     assert shared[1] == shared[2] == shared[0]
 
 
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
 @on_job(2)
-def test_workers_count_their_steps_together(ctx):
+def test_workers_count_their_steps_together(ctx, library):
     if served():
         return
-    optimizer = keras.optimizers.SGD(0.1)
+    chosen = importlib.import_module(library)
+    optimizer = chosen.optimizers.SGD(0.1)
     strategy = tfdist.ParameterServerStrategy()
     with strategy.scope():
-        model = scope_cases.built(keras)
+        model = scope_cases.built(chosen)
     model.compile(optimizer, "mse")
     x, y = (np.tile(part, (2, 1)) for part in scope_cases.rows())
     model.fit(x, y, batch_size=scope_cases.BATCH, verbose=0)

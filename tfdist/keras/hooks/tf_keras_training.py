@@ -14,13 +14,13 @@ from tfdist.internals.tf_keras import (
     losses_utils,
 )
 from tfdist.keras import scalar_losses
-from tfdist.keras.hooks import row_weights, variable_roles
+from tfdist.keras.hooks import row_weights, tf_keras_scopes, variable_roles
 from tfdist.keras.hooks.saving import refuse_tables
 from tfdist.keras.hooks.shuffling import common_seed, global_seed
 from tfdist.keras.registry import hooks
 from tfdist.keras.shown_metrics import noting
 from tfdist.keras.variables_of_others import refuse_variables_of_others
-from tfdist.keras.workers import has_peers, replica_with_peers
+from tfdist.keras.workers import has_peers, replica_with_peers, trains_on_servers
 
 
 @hooks(TensorLikeDataAdapter, "__init__")
@@ -40,6 +40,8 @@ def weigh_training_steps(original, self, force=False):
     """
     if self.built:
         refuse_variables_of_others(self)
+    if trains_on_servers(self.distribute_strategy):
+        tf_keras_scopes.share_step_counts(self)
     if has_peers(self.distribute_strategy) and not row_weights.is_weighted(self.train_step):
         # Not by `setattr`, which would track it. The function that Keras makes looks it up here.
         vars(self)["train_step"] = row_weights.weighted(noting(self, "train", self.train_step))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 import tf_keras
@@ -164,7 +165,41 @@ def count_own_batches(original, self, steps, dataset):
     if self._adapter.should_recreate_iterator():
         return strategy.extended.own_batches(batches)
     # Arrays are repeated before they are dealt out: this worker's share differs by epoch.
-    return max(1, batches // strategy.extended.config.workers)
+    self.tfdist_shares = SharesOfEpochs(batches, strategy.extended.own_batches)
+    return next(iter(self.tfdist_shares))
+
+
+@hooks(DataHandler, "enumerate_epochs")
+def count_own_batches_of_epochs(original, self):
+    """`fit` expects this worker's share of each epoch of arrays."""
+    shares = getattr(self, "tfdist_shares", None)
+    if shares is None:
+        yield from original(self)
+        return
+    for epoch, count in zip(original(self), shares, strict=False):
+        self._inferred_steps = count
+        yield epoch
+
+
+class SharesOfEpochs:
+    """How many batches a worker trains on in each epoch of data that is dealt out without an end.
+
+    Args:
+      batches: of an epoch, of all workers.
+      own: returns how many of the first N batches of the data are this worker's.
+    """
+
+    def __init__(self, batches: int, own: Callable[[int], int]) -> None:
+        self._batches = batches
+        self._own = own
+
+    def __iter__(self) -> Iterator[int]:
+        read = 0
+        for epoch in itertools.count(1):
+            # tf_keras refuses an epoch without a batch: this one gets the first of a later epoch.
+            count = max(self._own(self._batches * epoch) - read, 1)
+            yield count
+            read += count
 
 
 @hooks(DataHandler, "steps")
