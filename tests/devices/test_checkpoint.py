@@ -72,6 +72,7 @@ class Training:
         return sum(1.0 + r for r in range(self.strategy.num_replicas_in_sync))
 
 
+@pytest.mark.long("tf_keras", covered_by="the other cases")
 @LIBRARIES
 def test_all_state_survives_every_change_of_strategy(tmp_path, library):
     options = {

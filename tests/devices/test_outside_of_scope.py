@@ -23,6 +23,7 @@ def test_trained(kind, case):
     assert difference(found, expected) <= ADAPTIVE
 
 
+@pytest.mark.long("own optimizers outside", covered_by="the other cases")
 @pytest.mark.parametrize("case", ["optimizer outside", "own optimizers outside"])
 def test_trained_by_one_replica(case):
     found = scope_cases.trained(case, make_strategy("mirrored", 1).scope)

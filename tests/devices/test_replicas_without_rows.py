@@ -16,6 +16,7 @@ from support.training.layer_cases import CASES
 FEW = ("DepthwiseConv2D", "SeparableConv1D", "pooled mask", "BatchNormalization")
 
 
+@pytest.mark.long("*SeparableConv1D", "*DepthwiseConv2D", covered_by="the other cases")
 @pytest.mark.parametrize("name", chosen(CASES, *FEW))
 @pytest.mark.parametrize("kind", ["mirrored", "central"] if LONG else ["mirrored"])
 def test_layer(kind, name):

@@ -151,6 +151,7 @@ def test_a_folder_without_libraries_is_refused(
     assert f"no libtfdist_ops.tf*.so in {tmp_path}" in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.long(covered_by="test_wheel_holds_each_module_once_and_the_library")
 def test_the_flags_of_a_tensorflow_that_was_unpacked(tmp_path: Path) -> None:
     """They are the flags that the imported one tells, with other paths."""
     unpacked = tmp_path / "unpacked"

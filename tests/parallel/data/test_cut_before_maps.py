@@ -117,6 +117,7 @@ class GivesRows(keras.utils.PyDataset):
         return self.get_rows(index, 0, self.num_rows(index))
 
 
+@pytest.mark.long("*-1", covered_by="the other cases")
 @pytest.mark.parametrize("threads", [1, 2])
 @on_ranks(WORKERS, check=identical)
 def test_a_py_dataset_that_can_give_rows(ctx, threads):
@@ -140,6 +141,7 @@ def test_a_py_dataset_that_can_give_rows(ctx, threads):
     return weights
 
 
+@pytest.mark.long(covered_by="single/data/test_cut_ahead.py::test_several_devices")
 @on_ranks(2, check=identical)
 def test_workers_with_two_devices(ctx):
     two_devices()
@@ -198,6 +200,7 @@ def test_members_of_an_elastic_job(ctx, package):
     return weights
 
 
+@pytest.mark.long(covered_by="test_fit_evaluate_and_predict")
 def test_the_example():
     """Each worker decodes half of the images; one process has the same weights."""
     example = "keras_examples/shared_maps.py"

@@ -81,6 +81,7 @@ def test_workers(ctx):
     _check(ctx)
 
 
+@pytest.mark.long(covered_by="test_workers")
 @on_ranks(2, env={"TFDIST_ELASTIC": "1:2:2"})
 def test_members_of_an_elastic_job(ctx):
     _check(ctx)

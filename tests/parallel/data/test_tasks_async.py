@@ -99,6 +99,7 @@ def test_a_worker_that_stalls_loses_its_tasks():
     assert "which was silent for a whole lease" in outcomes[2].output
 
 
+@pytest.mark.long(covered_by="test_a_worker_that_stalls_loses_its_tasks")
 def test_a_step_that_is_longer_than_the_lease_loses_nothing():
     # The other one ends its first epoch meanwhile: it waits for a lease without any progress.
     options = {"epochs": 2, "pauses": [(1,), (1,)], "lease": 3.0, "slowness": 0.1}
@@ -157,6 +158,9 @@ def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, with
     assert "continues in epoch 1 from a checkpoint" in outcomes[2].output
 
 
+@pytest.mark.long(
+    covered_by="test_two_workers_share_each_epoch, parallel/data/test_tasks_together.py"
+)
 def test_ssp_and_sync_end_their_epochs(tmp_path):
     for mode in ({"mode": "ssp", "staleness": 2}, {"mode": "sync"}):
         options = {"epochs": 2, "pauses": [(), ()], "lease": 60.0, "worker_timeout": 5.0, **mode}

@@ -69,6 +69,7 @@ def test_parameter_servers(ctx):
     meet(ctx, "read")
 
 
+@pytest.mark.long(covered_by="test_parameter_servers, parallel/data/test_tasks_together.py")
 @on_ranks(2)
 def test_all_reduce_goes_on_from_its_checkpoint(ctx):
     """It trains to a step, and another process of the job continues with the rest."""

@@ -30,6 +30,7 @@ def owners(queue):
     return {one["owner"] for one in queue["pending"]}
 
 
+@pytest.mark.long(covered_by="test_a_worker_trains_again_what_was_refused_at_the_end")
 def test_another_worker_trains_what_comes_back_at_the_end():
     """Both inputs have ended when one worker stalls, and the other one has trained all its own."""
     options = {**OPTIONS, "pauses": [(1,), (1,)], "read_ahead": [1, RECORDS]}

@@ -205,6 +205,7 @@ def train_at_random(ctx, library, kind, *args):
     return model.get_weights(), getattr(callback, "rates", []), strategy.elastic_job.size
 
 
+@pytest.mark.long("tf_keras", covered_by="the other cases")
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_the_rate_is_that_of_rank_0(library):
     args = (library, UnseededRate)
@@ -216,6 +217,7 @@ def test_the_rate_is_that_of_rank_0(library):
     assert len(set(outcomes[0].result[1])) == EPOCHS * BATCHES
 
 
+@pytest.mark.long("tf_keras", covered_by="the other cases")
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_a_worker_ends_whose_weights_differ(library):
     args = (library, UnseededNoise, 1.0)

@@ -106,7 +106,7 @@ def test_stopped_workers_join_again(data, tmp_path):
     assert len(results) == 4
 
 
-@pytest.mark.long(covered_by="test_growth, test_ledger")
+@pytest.mark.long(covered_by="test_kills_at_batches, test_ledger")
 def test_planned_leaves(tmp_path):
     fit = Fit(data="arrays")
     course, results = suffer(
@@ -123,6 +123,7 @@ def test_planned_leaves(tmp_path):
     check(fit, course, results)
 
 
+@pytest.mark.long(covered_by="test_kills_at_batches, parallel/elastic/test_run.py")
 def test_growth(tmp_path):
     """Two workers form the job; then there are four, three, one and four of them.
 
@@ -148,7 +149,7 @@ def test_growth(tmp_path):
     assert 3 in sizes[sizes.index(4) : sizes.index(1)], sizes
 
 
-@pytest.mark.long(covered_by="test_kills_at_batches, test_growth")
+@pytest.mark.long(covered_by="test_kills_at_batches")
 def test_newcomers_die(tmp_path):
     fit = Fit()
     places = ("forming", "formed", "receiving", "agreed") if LONG else ("forming", "receiving")

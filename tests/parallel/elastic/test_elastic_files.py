@@ -218,6 +218,7 @@ def test_a_successor_makes_again_what_rank_0_had_not_ended(tmp_path, library, de
     check_equal(files, expected)
 
 
+@pytest.mark.long(covered_by="test_a_successor_saves_the_weights_of_that_place")
 def test_two_ranks_0_die_in_the_same_save(tmp_path):
     deaths = ["save of epoch 1", "saved of epoch 1"]
     weights, files = survive("keras", "writing", 3, tmp_path, deaths, workers=3)

@@ -184,6 +184,7 @@ def test_a_killed_worker_costs_its_round():
     assert [result[2:4] for result in results] == [(2, 1), (2, 1)]
 
 
+@pytest.mark.long(covered_by="test_a_killed_worker_costs_its_round")
 def test_a_worker_that_was_started_again_joins_between_rounds():
     """Rank 0 is killed, and comes back; BMUF's momentum equals the others'."""
     job = Job(4, 10_000, "BMUF", faults=(Fault(0, 1, 2),), until=3)
@@ -249,6 +250,7 @@ def train_and_lose_a_result(ctx, job):
     return train(ctx, job)
 
 
+@pytest.mark.long(covered_by="test_a_killed_worker_costs_its_round")
 def test_a_worker_that_misses_the_end_of_a_round_gets_it_from_the_others():
     job = Job(4, 2, "BMUF")
     env = {"TFDIST_ELASTIC": "2:2"}
@@ -435,6 +437,7 @@ def test_a_custom_loop_is_refused():
         results_of(*ranks.join(timeout=60))
 
 
+@pytest.mark.long(covered_by="single/elastic/test_membership_partition.py")
 def test_too_few_workers_wait_and_end():
     options = (("min_contributors", 2),)
     job = Job(4, 3, options=options, faults=(Fault(1, 1, 5), Fault(2, 1, 6)))

@@ -268,6 +268,7 @@ def _failing(ctx):
     return type(failure).__name__, str(failure), model.get_weights()
 
 
+@pytest.mark.long(covered_by="test_a_worker_in_another_call_ends_at_once")
 def test_a_call_that_has_failed_fails_in_a_newcomer_too():
     with start_ranks(_failing, 2, env={"TFDIST_ELASTIC": "1:2:1"}) as ranks:
         ranks.wait_for(0, "at", ("second", 2))
@@ -325,6 +326,7 @@ def test_generations_without_a_unit_of_work_are_bounded(ctx):
         job.run(Unit("another unit", lambda: None))
 
 
+@pytest.mark.long("*-evaluate", covered_by="the other cases")
 @pytest.mark.parametrize("extra", ["evaluate", "fit"])
 @on_ranks(2, env=ELASTIC, timeout=120.0)
 def test_a_worker_in_another_call_ends_at_once(ctx, extra):
@@ -384,6 +386,7 @@ def _trains_other_data(ctx):
     return model.fit(x, x[:, :1], batch_size=16, epochs=3, verbose=0, callbacks=places).history
 
 
+@pytest.mark.long("1", covered_by="the other cases")
 @pytest.mark.parametrize("start", [1, 2])
 def test_a_worker_with_other_data_ends(start):
     with start_ranks(_trains_other_data, 2, env={"TFDIST_ELASTIC": f"1:2:{start}"}) as ranks:

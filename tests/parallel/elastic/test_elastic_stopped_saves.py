@@ -113,6 +113,9 @@ MOMENTS: dict[str, tuple] = {
 
 
 # All moments of two processes are in test_atomic_files.py and test_tf_keras_backups.py.
+@pytest.mark.long(
+    covered_by="parallel/elastic/test_elastic_files.py::test_a_successor_saves_the_weights_of_that_place"
+)
 @pytest.mark.parametrize("moment", chosen(MOMENTS, "before the checkpoint has its name"))
 def test_its_files_do_not_take_the_place_of_its_successors(tmp_path, moment):
     library, *place = MOMENTS[moment]

@@ -86,6 +86,7 @@ def test_stopped_workers_join_again(tmp_path):
     check_ledger(course, results, fit)
 
 
+@pytest.mark.long(covered_by="test_ledger, parallel/ps/test_ps_faults.py")
 def test_a_server_is_killed_between_two_steps(tmp_path):
     """It continues from its snapshot and its log, in the generation of the workers."""
     fit = Fit("ledger of tables", "arrays", "float32", saves=True, servers=2)
@@ -99,7 +100,7 @@ def test_a_server_is_killed_between_two_steps(tmp_path):
     check_ledger(course, results, fit)
 
 
-@pytest.mark.long(covered_by="test_a_server_is_killed_between_two_steps, test_ledger")
+@pytest.mark.long(covered_by="test_ledger")
 @pytest.mark.parametrize("place", ["pushed", "committing", "epoch end", "checkpoint"])
 def test_servers_and_a_worker_are_killed_at_once(place, tmp_path):
     """A server may lose the step that was being made, and nothing else."""

@@ -78,6 +78,9 @@ class Job:
         return sorted(path.name for path in self.folder.glob("ended/*"))
 
 
+@pytest.mark.long(
+    covered_by="test_a_job_that_has_failed_begins_again, parallel/elastic/test_newcomers_wait.py"
+)
 def test_a_late_process_does_not_train_and_another_job_does(tmp_path):
     job = Job(tmp_path)
     code, err, trained = job.run()

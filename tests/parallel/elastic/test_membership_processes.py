@@ -136,6 +136,7 @@ def test_kills_while_the_others_recover(seed, tmp_path):
         end(ranks, survivors, tmp_path)
 
 
+@pytest.mark.long(covered_by="test_a_stopped_process_is_left_out_and_comes_back")
 def test_a_soak_of_kills_stops_and_restarts(tmp_path):
     generator = random.Random(4711)
     with start_ranks(work, 4, args=(4,), tmp_path=tmp_path) as ranks:

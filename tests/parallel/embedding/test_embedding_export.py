@@ -142,6 +142,7 @@ def test_first_values_are_the_servers(ctx, kind):
     assert len(np.unique(expected)) > 400 or kind == InitializerKind.CONSTANT
 
 
+@pytest.mark.long("*parquet", covered_by="the other cases, single/ps/test_ps_table_files.py")
 @pytest.mark.parametrize("kind", ["npz", "parquet"])
 @on_ranks(1)
 def test_a_table_goes_through_a_file(ctx, kind):

@@ -94,6 +94,7 @@ def test_of_model(ctx, name):
     train_like_dense(tfdist.ParameterServerStrategy(), OF_MODEL[name], "sgd")
 
 
+@pytest.mark.long("*several_steps", covered_by="the other cases")
 @pytest.mark.parametrize(
     "compiled", [{"run_eagerly": True}, {"steps_per_execution": 3}], ids=["eager", "several_steps"]
 )

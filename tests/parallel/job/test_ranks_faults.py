@@ -50,6 +50,7 @@ def meet_and_count(ctx):
     return os.getpid()
 
 
+@pytest.mark.long(covered_by="parallel/elastic/test_elastic_faults.py")
 def test_a_rank_that_was_killed_can_be_started_again():
     with start_ranks(meet_and_count, 2) as ranks:
         first = ranks.wait_for(1, "pid")
@@ -184,6 +185,7 @@ def wait_for_ever(ctx):
 """
 
 
+@pytest.mark.long(covered_by="test_a_stopped_rank_is_ended_on_leaving")
 def test_no_rank_outlives_a_parent_that_was_killed(tmp_path):
     (tmp_path / "rank_parent_body.py").write_text(BODY)
     text = PARENT.format(path=[str(tmp_path), *sys.path])

@@ -152,6 +152,7 @@ def compare(methods: dict, library) -> list[np.ndarray]:
     return results
 
 
+@pytest.mark.long(covered_by="test_keras_3_learns_in_mixed_precision")
 @on_ranks(2, check=identical, timeout=120)
 def test_keras_3_learns(ctx):
     methods = {"topk": METHODS["topk"], "onebit": OneBit(min_elements=16)}
@@ -165,7 +166,9 @@ def test_keras_3_learns_in_mixed_precision(ctx):
     return compare({"powersgd, late": late}, keras)
 
 
-@pytest.mark.long(covered_by="test_keras_3_learns, test_tf_keras_keeps_what_was_not_sent")
+@pytest.mark.long(
+    covered_by="test_keras_3_learns_in_mixed_precision, test_tf_keras_keeps_what_was_not_sent"
+)
 @on_ranks(2, check=identical, timeout=120, env={"TF_USE_LEGACY_KERAS": "1"})
 def test_tf_keras_learns(ctx):
     import tf_keras

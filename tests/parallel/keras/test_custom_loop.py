@@ -15,6 +15,7 @@ from support.training.models import ADAPTIVE, EXACT, identical
 STEPS = 20
 
 
+@pytest.mark.long("*momentum", covered_by="the other cases")
 @pytest.mark.parametrize(
     ("name", "options", "tolerance"),
     [

@@ -86,12 +86,7 @@ def test_multi_worker_with_keras_goes_on_after_it_was_killed(tmp_path):
     assert sums[0] == pytest.approx(sums[1], abs=0.01)
 
 
-@pytest.mark.long(
-    covered_by=(
-        "test_an_elastic_script_ends_with_the_results_of_one_process, "
-        "parallel/elastic/test_elastic_faults.py"
-    )
-)
+@pytest.mark.long(covered_by="parallel/elastic/test_elastic_faults.py")
 def test_elastic_ends_with_the_weights_of_one_process(tmp_path):
     command = documented_command("keras_examples/elastic.py")
     command[command.index("--output") + 1] = str(tmp_path / "killed")
@@ -110,6 +105,9 @@ def test_elastic_ends_with_the_weights_of_one_process(tmp_path):
     }
 
 
+@pytest.mark.long(
+    covered_by="parallel/elastic/test_elastic_scripts.py, parallel/elastic/test_whole_scripts.py"
+)
 def test_an_elastic_script_ends_with_the_results_of_one_process(tmp_path):
     command = documented_command("keras_examples/elastic_script.py")
     command[command.index("--output") + 1] = str(tmp_path / "killed")

@@ -13,6 +13,7 @@ from support.training import models
 from support.training.models import classifier, train_like_one_process
 
 
+@pytest.mark.long("*-tf_config", covered_by="the other cases")
 @pytest.mark.parametrize("described", [True, False], ids=["tf_config", "no_tf_config"])
 @on_ranks(1)
 def test_one_worker(ctx, tmp_path, described):

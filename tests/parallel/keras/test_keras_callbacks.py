@@ -64,6 +64,7 @@ def test_early_stopping_and_plateau_at_the_same_epoch(ctx):
     return [*model.get_weights(), *models.slots(model)]
 
 
+@pytest.mark.long(covered_by="test_early_stopping_and_plateau_at_the_same_epoch")
 @on_ranks(2, check=identical)
 def test_learning_rate_scheduler(ctx):
     model = train_like_one_process(

@@ -44,6 +44,7 @@ def test_nested_inputs_and_outputs(ctx):
     return [*model.get_weights(), predicted["label"], predicted["sum"]]
 
 
+@pytest.mark.long(covered_by="test_strings_in_the_dataset")
 @on_ranks(2, check=identical)
 def test_strings_in_the_model(ctx):
     data = words(320).batch(64)
@@ -65,6 +66,7 @@ def test_strings_in_the_dataset(ctx):
     return model.get_weights()
 
 
+@pytest.mark.long(covered_by="test_one_order, test_datasets_from_a_function")
 @on_ranks(2, check=identical)
 def test_infinite_datasets(ctx):
     data = models.dataset(64 * 3, 64).repeat()

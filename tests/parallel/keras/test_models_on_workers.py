@@ -14,7 +14,7 @@ from support.training import parity_models
 from support.training.models import identical
 
 # test_models_on_devices.py has the others.
-CASES = chosen(parity_models.CASES, "transformer", "GAN", "synchronized BatchNormalization")
+CASES = chosen(parity_models.CASES, "GAN")
 
 
 def like_alone(strategy, results):

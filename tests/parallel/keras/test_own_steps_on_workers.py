@@ -15,7 +15,7 @@ from support.tiers import chosen
 from support.training import own_steps
 from support.training.models import ADAPTIVE, difference, identical
 
-NAMES = chosen(own_steps.PROGRAMS, "DCGAN", "ragged texts")
+NAMES = chosen(own_steps.PROGRAMS, "ragged texts")
 
 
 def _like_alone(results):

@@ -148,6 +148,7 @@ def resumed(ctx, folder):
     return [w.tolist() for w in made.get_weights()], made._initial_epoch
 
 
+@pytest.mark.long(covered_by="test_a_worker_that_has_ended_is_no_failure_after_the_notice")
 def test_several_steps_per_execution_and_saving_to_the_checkpoint_dir(tmp_path):
     env = {"TFDIST_CHECKPOINT_DIR": str(tmp_path / "saved")}
     options = {"backup": False, "executions": 3}
@@ -227,6 +228,7 @@ def fit_with_validation(ctx):
         return {"code": end.code, "seen": tells.seen, "file": backup._training_metadata_path}
 
 
+@pytest.mark.long(covered_by="test_a_worker_that_has_ended_is_no_failure_after_the_notice")
 def test_a_validation_is_not_waited_for(tmp_path):
     with start_ranks(fit_with_validation, 2, tmp_path=tmp_path) as ranks:
         outcomes = ranks.join(60)

@@ -46,6 +46,7 @@ def test_parameter_servers(ctx):
     }
 
 
+@pytest.mark.long(covered_by="test_parameter_servers, devices/test_scalar_losses.py")
 def test_elastic_workers():
     with start_ranks(_train, 2, env={"TFDIST_ELASTIC": "2:2:2"}) as ranks:
         outcomes = ranks.join(120.0)

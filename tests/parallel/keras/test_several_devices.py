@@ -69,6 +69,7 @@ def test_fit_evaluate_predict(ctx, name):
     return [*weights, evaluated, predicted]
 
 
+@pytest.mark.long(covered_by="parallel/keras/test_keras_batch_norm.py")
 @on_ranks(2, check=identical)
 def test_batch_normalization_and_a_last_batch_of_one_row(ctx):
     two_devices()

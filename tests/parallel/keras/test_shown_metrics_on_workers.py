@@ -33,13 +33,14 @@ def _logs(ctx):
     return {"keras": logged(keras, strategy), "tf_keras": logged(tf_keras, strategy)}
 
 
+@pytest.mark.long(covered_by="test_parameter_servers, parallel/keras/test_batch_calls.py")
 @on_ranks(2, timeout=150.0, check=_like_alone)
 def test_workers(ctx):
     return _logs(ctx)
 
 
 # The logs of fixed and of elastic workers are read by the same function.
-@pytest.mark.long(covered_by="test_workers")
+@pytest.mark.long(covered_by="test_parameter_servers")
 def test_elastic_workers():
     with start_ranks(_logs, 2, env={"TFDIST_ELASTIC": "2:2:2"}) as ranks:
         outcomes = ranks.join(150.0)

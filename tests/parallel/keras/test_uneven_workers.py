@@ -16,7 +16,7 @@ from support.training.uneven_models import CASES
 
 STEPS = 5
 # Others in test_uneven_batches.py, which weighs by the same code, and test_ps_uneven_workers.py.
-LOSSES = chosen(CASES, "a scalar", "mask and sample weights", "sum", "regularizers and add_loss")
+LOSSES = chosen(CASES, "a scalar", "mask and sample weights")
 _Policy = tf.data.experimental.AutoShardPolicy
 
 

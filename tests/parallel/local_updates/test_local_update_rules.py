@@ -70,6 +70,7 @@ def test_rules_follow_their_recurrences(ctx):
     return [*found.values()]
 
 
+@pytest.mark.long(covered_by="test_rules_follow_their_recurrences")
 @on_ranks(2)
 def test_warmup_averages_after_each_step(ctx):
     """Momentum between rounds begins after the warm-up."""
@@ -99,6 +100,7 @@ def test_easgd_is_elastic(ctx):
     return [found]
 
 
+@pytest.mark.long(covered_by="test_rules_follow_their_recurrences")
 @on_ranks(2, check=identical)
 def test_admm_solves_least_squares(ctx):
     """The workers' rows differ, so that averaging ends elsewhere than the normal equations."""

@@ -65,6 +65,9 @@ def test_averaging_converges_to_the_weighted_optimum(ctx):
     return model.get_weights()
 
 
+@pytest.mark.long(
+    covered_by="test_what_is_exchanged, test_averaging_converges_to_the_weighted_optimum"
+)
 @on_ranks(2)
 def test_workers_train_alone_between_synchronizations(ctx):
     """Five steps with H = 3: a synchronization after the third, and after the epoch."""
@@ -112,6 +115,7 @@ def counting(strategy, library):
     return Count(), counts
 
 
+@pytest.mark.long(covered_by="test_what_is_exchanged")
 @on_ranks(3, check=identical)
 def test_one_step_is_synchronous_sgd(ctx):
     """With H = 1, SGD and batches of any size the weights and metrics equal one process's."""

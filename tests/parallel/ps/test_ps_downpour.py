@@ -57,6 +57,9 @@ def test_workers_update_their_own_values_between(ctx):
     return push_and_fetch(ctx, "worker")
 
 
+@pytest.mark.long(
+    covered_by="parallel/data/test_tasks_async.py::test_a_killed_worker_comes_back_to_what_is_left"
+)
 def test_each_record_counts_once_though_a_worker_is_killed():
     options = {"epochs": 4, "pauses": [(12, 30), (5,)], "n_push": 3, "n_fetch": 3}
     with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:

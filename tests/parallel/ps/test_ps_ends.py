@@ -75,6 +75,7 @@ def test_a_server_told_to_end_writes_a_snapshot_and_loses_nothing(tmp_path):
     assert latest_steps(root, 2) == ([20, 20], 40)
 
 
+@pytest.mark.long(covered_by="test_what_is_trained_after_the_chief_has_left_is_saved_too")
 def test_a_server_ends_without_its_chief(tmp_path):
     root, endless = tmp_path / "snapshots", 10**6
     options = {"pauses": [(10, 20), (10, endless)], "checkpoint_dir": str(root)}
@@ -164,6 +165,7 @@ def train_beside_a_module(ctx, **options):
             server.kill()
 
 
+@pytest.mark.long(covered_by="test_a_server_told_to_end_writes_a_snapshot_and_loses_nothing")
 def test_the_server_module_serves(tmp_path):
     root = tmp_path / "snapshots"
     options = {"pauses": [(10, 15)] * 2, "checkpoint_dir": str(root)}

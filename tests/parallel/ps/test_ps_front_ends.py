@@ -61,6 +61,7 @@ def test_tf_keras_in_sync(ctx, optimizer):
     return model.get_weights()
 
 
+@pytest.mark.long(covered_by="single/estimator/test_estimator_model_fns.py")
 @on_job(1)
 def test_tf_keras_legacy_optimizer(ctx):
     if served():
@@ -267,6 +268,7 @@ def test_all_reduce_in_sync(ctx):
     return results
 
 
+@pytest.mark.long("*options1", covered_by="the other cases")
 @pytest.mark.parametrize("options", [{"steps_per_execution": 4}, {"run_eagerly": True}])
 @on_job(1)
 def test_other_kinds_of_steps(ctx, options):

@@ -80,6 +80,7 @@ def test_shares_of_epochs():
     assert list(itertools.islice(shares, 3)) == [2, 1, 2]
 
 
+@pytest.mark.long(covered_by="parallel/keras/test_keras_inputs.py::test_one_order")
 @on_job(workers=2)
 def test_one_order(ctx):
     """Each epoch has the batches that it has in one process; without a seed all rows come, too."""

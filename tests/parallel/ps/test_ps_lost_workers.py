@@ -63,6 +63,7 @@ def test_the_others_go_on_without_a_killed_worker_and_it_comes_back(options, vic
         assert "dropped" not in log
 
 
+@pytest.mark.long(covered_by="test_sync_goes_on_when_a_worker_is_killed_at_any_moment")
 def test_sync_goes_on_with_two_of_three_and_again_with_all():
     options = {
         "pauses": [(1, 10, 15, 25), (1, 10, 15, 25), (1, 10)],

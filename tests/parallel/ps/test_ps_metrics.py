@@ -293,6 +293,7 @@ def test_a_worker_that_dies_is_left_out():
     assert "which is dead, or its connection broke" in lines[0]
 
 
+@pytest.mark.long(covered_by="parallel/ps/test_ps_faults.py, test_a_worker_that_dies_is_left_out")
 @pytest.mark.timeout(180)
 def test_a_server_that_is_started_again_meanwhile():
     """The server loses the posts, and the workers post again."""

@@ -19,6 +19,9 @@ from tfdist.keras.workers import is_on_servers
 CASES = ("optimizer outside", "built optimizer outside", "own optimizers outside")
 
 
+@pytest.mark.long(
+    covered_by="test_workers_count_their_steps_together, devices/test_outside_of_scope.py"
+)
 @on_job(2)
 def test_trained(ctx):
     if served():
@@ -43,6 +46,7 @@ def _accumulating():
     return keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2)
 
 
+@pytest.mark.long(covered_by="test_workers_count_their_steps_together")
 @on_job(2)
 def test_trained_by_tf_keras(ctx):
     if served():

@@ -59,6 +59,7 @@ def test_two_workers(ctx, name):
     return _weights(model)
 
 
+@pytest.mark.long(covered_by="parallel/keras/test_keras_optimizers.py::test_clipping")
 @on_job(2, check=agree)
 def test_clipping(ctx):
     """The sum is clipped, as one process with the whole batch does."""

@@ -15,7 +15,7 @@ from support.training import parity_models
 from support.training.layer_cases import CASES
 from support.training.models import identical
 
-LAYERS = chosen(CASES, "DepthwiseConv2D", "SeparableConv1D", "pooled mask")
+LAYERS = chosen(CASES, "DepthwiseConv2D")
 
 
 def _like_alone(results):

@@ -51,12 +51,20 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.long(
+    "*ema_overwrite",
+    "*loss_scale",
+    "*global_clipnorm",
+    "*-adam",
+    covered_by="the other cases, parallel/sharding/test_sharded_optimizers.py",
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @on_ranks(2, check=identical)
 def test_equals_one_process(ctx, name):
     return train(ctx, lambda: classifier(OPTIMIZERS[name]())).get_weights()
 
 
+@pytest.mark.long("4-ranks", covered_by="the other cases")
 @on_ranks(3, 4, check=identical)
 def test_parts_of_other_sizes(ctx):
     model = train(ctx, lambda: classifier(K.Adam(0.01)))
@@ -105,12 +113,16 @@ def recurrent():
     return model
 
 
+@pytest.mark.long("*transformer", "*recurrent", covered_by="the other cases")
 @pytest.mark.parametrize("build", [transformer, convolutional, recurrent])
 @on_ranks(2, check=identical)
 def test_kinds_of_layers(ctx, build):
     return train(ctx, build).get_weights()
 
 
+@pytest.mark.long(
+    covered_by="test_parts_of_other_sizes, parallel/sharding/test_sharded_optimizers.py"
+)
 @on_ranks(2, check=identical)
 def test_units_and_bytes(ctx):
     """Both ways together three times (N-1)/N of the variables' bytes."""
@@ -206,6 +218,7 @@ def assigning():
     return model
 
 
+@pytest.mark.long("*own_step", covered_by="the other cases")
 @pytest.mark.parametrize("build", [own_step, assigning])
 @on_ranks(2, check=identical)
 def test_steps_that_read_and_assign_weights(ctx, build):

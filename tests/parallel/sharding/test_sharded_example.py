@@ -11,6 +11,7 @@ from support.example_runs import ROOT, alone, tfdist_run
 EXAMPLE = ROOT / "keras_examples/sharded_language_model.py"
 
 
+@pytest.mark.long(covered_by="parallel/sharding/test_gathered_layers.py")
 @pytest.mark.timeout(240)
 def test_sharded_language_model_equals_one_process():
     options = ("--epochs", "1", "--limit", "20000")

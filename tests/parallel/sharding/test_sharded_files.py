@@ -5,6 +5,7 @@ from __future__ import annotations
 import h5py
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from keras.callbacks import BackupAndRestore
 
@@ -86,6 +87,9 @@ def test_plain_keras_loads_what_shards_have_saved(ctx, tmp_path):
     assert difference(slots(plain), slots(alone(rounds=1))) <= ADAPTIVE
 
 
+@pytest.mark.long(
+    covered_by="test_plain_keras_loads_what_shards_have_saved, test_checkpoint_between_shards"
+)
 @on_ranks(3, check=identical)
 def test_shards_load_what_plain_keras_has_saved(ctx, tmp_path):
     path = str(tmp_path / "plain.keras")

@@ -64,6 +64,17 @@ def own_elements(model) -> int:
     return sum(v.value.shape.num_elements() for v in optimizer.variables if len(v.shape))
 
 
+@pytest.mark.long(
+    "*nadam",
+    "*adamax",
+    "*amsgrad",
+    "*rmsprop",
+    "*nesterov",
+    "*adagrad",
+    "*adadelta",
+    "*clipvalue",
+    covered_by="the other cases",
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @on_ranks(2, check=identical)
 def test_equals_one_process(ctx, name):

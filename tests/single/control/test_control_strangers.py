@@ -446,6 +446,7 @@ def long_request(address: str, fingerprint: str, length: int, number: int) -> It
                 yield error.code().name
 
 
+@pytest.mark.long(covered_by="test_long_requests_of_strangers_cost_nothing")
 def test_long_requests_cost_a_bounded_memory() -> None:
     """Of callers that know all addresses: incomplete ones, and many small values."""
     with task(None) as rank_0:

@@ -221,6 +221,7 @@ def test_parts_without_tensors():
     assert first_op_over_rows(data.map(lambda a, _: a + captured)) == "AddV2"
 
 
+@pytest.mark.long("False", covered_by="the other cases")
 @pytest.mark.parametrize("drop", [False, True])
 def test_a_batch_of_fewer_rows_than_workers(drop):
     assert_same_shares(lambda: batches(2, drop).map(BY_ROW["Resizing"]), 5)

@@ -255,6 +255,9 @@ def test_run_needs_a_state():
         train(3)
 
 
+@pytest.mark.long(
+    covered_by="single/ops/test_library.py::test_import_is_light_and_every_public_name_resolves"
+)
 def test_importing_the_room_is_light_and_every_name_resolves():
     script = (
         "import sys, tfdist.elastic\n"

@@ -132,6 +132,7 @@ def test_trains_evaluates_predicts_and_exports(name, tmp_path):
     )
 
 
+@pytest.mark.long(covered_by="test_trains_evaluates_predicts_and_exports")
 def test_several_heads(tmp_path):
     heads = [estimator.BinaryClassHead(name="two"), estimator.RegressionHead(name="number")]
     head = estimator.MultiHead(heads)
@@ -149,6 +150,7 @@ def test_several_heads(tmp_path):
     assert predictions(made, ("number", "predictions")).shape == (ROWS, 1)
 
 
+@pytest.mark.long(covered_by="test_trains_evaluates_predicts_and_exports")
 def test_columns_of_all_kinds(tmp_path):
     words = tmp_path / "words"
     words.write_text("a\nb\n")
@@ -231,6 +233,7 @@ def test_an_optimizer_of_tensorflow_1_is_refused(tmp_path):
         ).train(input_fn(), steps=1)
 
 
+@pytest.mark.long(covered_by="test_trains_evaluates_predicts_and_exports")
 def test_estimators_of_tensorflow_1(tmp_path):
     made = v1.estimator.DNNClassifier(
         [4], DEEP, model_dir=str(tmp_path), optimizer=v1.train.AdamOptimizer(0.05)

@@ -202,6 +202,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.long("v1_gradients", "legacy", covered_by="the other cases")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_take_the_variables_of_a_model(name, tmp_path):
     made = make_estimator(sequential(), tmp_path, OPTIMIZERS[name])

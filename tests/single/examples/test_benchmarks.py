@@ -59,6 +59,7 @@ def test_local_reduce_compares_in_every_situation(tmp_path):
         assert sum(f"{name}  " in line for line in finished.stdout.splitlines()) == 3
 
 
+@pytest.mark.long(covered_by="parallel/ps/test_ps_sync.py")
 @pytest.mark.timeout(120)
 def test_parameter_server_compares_with_stock_and_a_bare_socket(tmp_path):
     file = tmp_path / "figures" / "parameter_server.json"
@@ -84,7 +85,7 @@ def test_parameter_server_compares_with_stock_and_a_bare_socket(tmp_path):
         assert re.search(line, finished.stdout), finished.stdout
 
 
-@pytest.mark.long(covered_by="test_parameter_server_compares_with_stock_and_a_bare_socket")
+@pytest.mark.long(covered_by="parallel/embedding/test_embedding_parity.py")
 @pytest.mark.timeout(120)
 def test_embedding_compares_with_stock(tmp_path):
     file = tmp_path / "figures" / "embedding.json"
@@ -108,7 +109,7 @@ def test_embedding_compares_with_stock(tmp_path):
     assert zipfian < 0.8 * 300 * (2 * 2 * 4 + 8)
 
 
-@pytest.mark.long(covered_by="test_parameter_server_compares_with_stock_and_a_bare_socket")
+@pytest.mark.long(covered_by="parallel/embedding/test_worker_tables.py")
 @pytest.mark.timeout(120)
 def test_worker_tables_compares_with_a_server(tmp_path):
     file = tmp_path / "figures" / "worker_tables.json"
@@ -128,7 +129,7 @@ def test_worker_tables_compares_with_a_server(tmp_path):
         assert 0.95 < row["bytes"]["1 server"] / row["formula_bytes"] < 1.05
 
 
-@pytest.mark.long(covered_by="test_parameter_server_compares_with_stock_and_a_bare_socket")
+@pytest.mark.long(covered_by="single/ps/test_ps_table_files.py")
 @pytest.mark.timeout(120)
 def test_embedding_store_compares_with_hash_tables(tmp_path):
     file = tmp_path / "figures" / "embedding_store.json"
@@ -188,7 +189,7 @@ def test_the_bench_script_lists_the_benchmarks():
     assert f"no benchmark 'no_such'; there are: {names}" in finished.stderr
 
 
-@pytest.mark.long(covered_by="test_parameter_server_compares_with_stock_and_a_bare_socket")
+@pytest.mark.long(covered_by="parallel/keras/test_keras_parity.py")
 @pytest.mark.timeout(120)
 def test_epochs_compare_with_keras_alone(tmp_path):
     file = tmp_path / "epochs.json"

@@ -119,6 +119,7 @@ def test_the_only_one_is_damaged(folder):
     assert f"({folder / FORMER})" in str(caught.value)
 
 
+@pytest.mark.long(covered_by="test_goes_on_from_the_backup_before_it")
 def test_double_checkpoint_and_no_deletion(tmp_path, expected):
     """Both are kept, and neither is copied."""
     folder = tmp_path / "backup"
@@ -141,6 +142,9 @@ def test_a_double_checkpoint_of_few_bytes(tmp_path, size):
     assert len(steps) == STEPS * EPOCHS - 4
 
 
+@pytest.mark.long(
+    covered_by="single/test_atomic_files.py::test_a_process_of_a_former_term_never_replaces_the_file_of_a_later_one"
+)
 def test_a_process_of_a_former_generation_neither_replaces_nor_deletes(tmp_path, monkeypatch):
     folder = tmp_path / "backup"
     monkeypatch.setattr(state_file, "term_of", lambda model: Term("job", 7))

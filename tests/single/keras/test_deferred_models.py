@@ -51,6 +51,7 @@ def test_values_are_those_of_an_ordinary_model():
     assert difference(model.get_weights(), weights) == 0
 
 
+@pytest.mark.long(covered_by="test_values_are_those_of_an_ordinary_model")
 def test_fit_initializes():
     features, labels = examples(32)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -205,6 +205,7 @@ def test_what_somebody_else_has_put_around_a_repair_stays(fake, monkeypatch):
     assert fake.owner().one(3) == 45
 
 
+@pytest.mark.long(covered_by="test_the_order_does_not_depend_on_what_is_installed_first")
 def test_strategies_are_repaired_alike_after_whatever_comes_before():
     """In a new process, in which parts of the list are installed first."""
     program = """

@@ -488,6 +488,9 @@ def test_nothing_is_left_when_the_launcher_is_killed(launch, tmp_path):
             wait_until_gone(int(pid))
 
 
+@pytest.mark.long(
+    covered_by="single/launch/test_launch_restarts.py::test_many_restarts_leave_nothing_open"
+)
 def test_many_restarts_leave_nothing_open(launch):
     code, out, _ = launch(
         """

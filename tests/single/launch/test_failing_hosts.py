@@ -67,6 +67,7 @@ def launch(tmp_path):
         launched.close()
 
 
+@pytest.mark.long(covered_by="test_its_worker_moves_to_a_free_slot_and_another_host_s_is_restarted")
 def test_it_is_tried_again_after_a_cooldown_that_grows(launch):
     code, said = launch(
         """

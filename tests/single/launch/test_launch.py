@@ -130,6 +130,7 @@ def test_long_lines_are_not_cut_inside_a_character():
     assert "".join(piece.decode() for piece in pieces) == "é" * MAX_LINE + "e" + "é" * MAX_LINE
 
 
+@pytest.mark.long(covered_by="single/launch/test_elastic_launch.py")
 def test_chatty_tasks_lose_nothing_and_wait_for_the_reader(launch, tmp_path):
     body = """
     for start in range(0, 200_000, 1000):

@@ -82,6 +82,7 @@ def test_the_step_of_a_fit_that_fails_has_ended():
     assert kept and steps == [("failed", "ArithmeticError: of a callback")]
 
 
+@pytest.mark.long(covered_by="test_the_step_of_a_fit_that_fails_has_ended")
 def test_the_step_of_a_fit_that_stops_has_ended():
     def stop(model):
         model.stop_training = True

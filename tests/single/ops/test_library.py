@@ -91,6 +91,7 @@ def test_ops_import_nothing_that_is_built_on_them():
         assert not above, source
 
 
+@pytest.mark.long(covered_by="test_import_is_light_and_every_public_name_resolves")
 def test_functions_of_the_packages_above_are_found_after_a_plain_import():
     script = (
         "import tfdist.ops\n"

@@ -63,6 +63,7 @@ def plan(tmp_path, source: str, *options: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.long(covered_by="test_custom_loop_that_ends_by_itself")
 def test_fit(tmp_path):
     finished = plan(tmp_path, FIT, "--model-steps", "6", "--", "--width", "3")
     assert finished.returncode == 0, finished.stderr[-3000:]

@@ -271,6 +271,7 @@ def bad_below(limit):
     return parse
 
 
+@pytest.mark.long(covered_by="test_bad_records_are_parked")
 def test_a_job_whose_records_are_all_rejected_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("tfdist.prediction.rejections.MAX_FIRST", 4)
 

@@ -167,6 +167,7 @@ def test_a_map_imports_files_of_its_folder(tmp_path, job, monkeypatch):
     assert ids(tmp_path / "out") == list(range(ROWS))
 
 
+@pytest.mark.long(covered_by="single/prediction/test_deaths.py")
 @pytest.mark.timeout(170)
 def test_a_deadly_record_is_parked_by_restarted_workers(tmp_path, job):
     code, out = started(job(map="deadly", errors="park", workers=2))

@@ -72,6 +72,7 @@ def test_another_snapshot_is_another_model(training, tmp_path):
     assert first_numbers(tmp_path / "other")[0] == 7.0
 
 
+@pytest.mark.long(covered_by="single/serving/test_model_server_of_tables.py")
 def test_servers_that_leave_reject_no_record(training, tmp_path):
     group = addresses(1)
     with contextlib.ExitStack() as only:

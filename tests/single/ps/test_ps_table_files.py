@@ -216,6 +216,7 @@ def test_bad_arguments(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long(covered_by="test_there_and_back")
 def test_without_pyarrow(tmp_path):
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"

@@ -131,6 +131,9 @@ def ask(connection):
     answer.read()
 
 
+@pytest.mark.long(
+    covered_by="single/control/test_control_strangers.py::test_strangers_do_not_take_the_last_descriptor"
+)
 def test_the_connection_that_is_silent_longest_gives_way(folder, monkeypatch):
     monkeypatch.setattr(http_server._Server, "max_connections", 4)
     monkeypatch.setattr(http_server, "_SILENT", 0.2)

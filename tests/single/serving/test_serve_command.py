@@ -164,6 +164,7 @@ def test_the_first_commands_of_the_page(tmp_path):
     assert json.loads((tmp_path / "answer.json").read_text()) == {"predictions": [[2.5], [4.5]]}
 
 
+@pytest.mark.long(covered_by="single/serving/test_model_server_of_tables.py")
 def test_the_example(tmp_path):
     script, *words = documented_program("keras_examples/model_server.py")
     words[words.index("--output") + 1] = str(tmp_path / "served")

@@ -66,6 +66,9 @@ def root(tmp_path):
     return tmp_path / "snapshots"
 
 
+@pytest.mark.long(
+    covered_by="single/observe/metrics/test_exporter_tls.py, test_servers_of_this_machine"
+)
 def test_the_metrics_of_a_server(root, tmp_path):
     (port,) = free_ports(1)
     group = addresses(1)
@@ -85,6 +88,9 @@ def test_the_metrics_of_a_server(root, tmp_path):
     assert 0 <= age < 600
 
 
+@pytest.mark.long(
+    covered_by="single/serving/test_model_server_of_tables.py::test_rows_come_from_servers_of_which_one_dies"
+)
 def test_a_killed_and_a_silent_server(root, tmp_path):
     group = addresses(3)
     with servers(root, group, {}, "--replicas", "2") as started:
@@ -114,6 +120,7 @@ model.table_connection.close()
 """
 
 
+@pytest.mark.long(covered_by="test_servers_of_this_machine, parallel/job/test_tls_jobs.py")
 def test_encrypted_servers(root, tmp_path):
     group = addresses(1)
     environment = {
