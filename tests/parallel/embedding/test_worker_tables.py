@@ -60,6 +60,7 @@ def job_of_first(ctx, workers: int) -> bool:
     return False
 
 
+@pytest.mark.long("*-adagrad", covered_by="the other cases")
 @pytest.mark.parametrize("name", LIKE_DENSE)
 @on_ranks(1, 2, 3)
 def test_equals_one_process(ctx, name):

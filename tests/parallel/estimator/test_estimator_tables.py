@@ -172,6 +172,9 @@ def go_on_without_rows(ctx, directory):
             make(directory, STRATEGIES["async"]()).train(words, steps=1)
 
 
+@pytest.mark.long(
+    covered_by="test_async_with_one_worker, parallel/embedding/test_embedding_saving.py"
+)
 @pytest.mark.timeout(240)
 def test_rows_and_slots_are_in_checkpoints(tmp_path):
     directory = tmp_path / "together"

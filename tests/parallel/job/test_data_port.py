@@ -168,6 +168,7 @@ def leave_in_peace(data_ports, control_ports, trained):
     return [0, 0]
 
 
+@pytest.mark.long(covered_by="single/control/test_control_strangers.py")
 @pytest.mark.timeout(300)
 def test_training_does_not_notice_thousands_of_strangers():
     undisturbed, _ = run(leave_in_peace)

@@ -73,6 +73,9 @@ def test_callbacks_save_within_rounds(ctx, tmp_path, case, package):
     return model.get_weights()
 
 
+@pytest.mark.long(
+    covered_by="parallel/local_updates/test_local_updates.py::test_checkpoints_hold_the_anchor"
+)
 @on_ranks(2, check=identical)
 def test_the_last_file_is_the_model(ctx, tmp_path):
     """The file of the last epoch has the weights on which the workers have agreed."""

@@ -56,6 +56,7 @@ CASES = {
 }
 
 
+@pytest.mark.long("ps", covered_by="the other cases")
 @pytest.mark.parametrize("case", CASES)
 def test_after_fit(tmp_path, case):
     strategy, layer, tasks = CASES[case]

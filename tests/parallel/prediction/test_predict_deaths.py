@@ -89,6 +89,7 @@ def test_two_workers_share_the_parts(ctx):
     assert ids(ctx.tmp_path / "out") == list(range(RECORDS))
 
 
+@pytest.mark.long(covered_by="test_kills_at_any_moment")
 def test_a_killed_worker_leaves_no_trace(tmp_path):
     with start_ranks(predict, 1, kwargs={"folder": str(tmp_path / "whole")}) as ranks:
         assert ranks.join(timeout=60)[0].ok

@@ -89,6 +89,7 @@ class Waits(keras.callbacks.Callback):
             tell(self._ctx, "all steps of rank 0")
 
 
+@pytest.mark.long(covered_by="test_a_worker_goes_on_within_a_round")
 @on_job(2, 2, check=lambda results: identical(results[:2]))
 def test_a_slow_worker_holds_nobody_back(ctx):
     """On two servers; with a last round that an epoch's end cuts short, and moving statistics."""
@@ -170,6 +171,7 @@ def test_a_worker_goes_on_within_a_round(ctx, tmp_path):
     assert difference(models.slots(model), models.slots(whole)) <= EXACT
 
 
+@pytest.mark.long(covered_by="test_a_worker_goes_on_within_a_round")
 @on_job(2, check=lambda results: identical(results[:2]))
 def test_a_job_goes_on_from_its_backup(ctx, tmp_path):
     if served():

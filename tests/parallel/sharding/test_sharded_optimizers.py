@@ -64,23 +64,14 @@ def own_elements(model) -> int:
     return sum(v.value.shape.num_elements() for v in optimizer.variables if len(v.shape))
 
 
-@pytest.mark.long(
-    "*nadam",
-    "*adamax",
-    "*amsgrad",
-    "*rmsprop",
-    "*nesterov",
-    "*adagrad",
-    "*adadelta",
-    "*clipvalue",
-    covered_by="the other cases",
-)
+@pytest.mark.long(usual=("*-adam", "*-momentum", "*-accumulation"), covered_by="the other cases")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @on_ranks(2, check=identical)
 def test_equals_one_process(ctx, name):
     return train(ctx, OPTIMIZERS[name], stage=1).get_weights()
 
 
+@pytest.mark.long("4-ranks", covered_by="the other cases")
 @on_ranks(3, 4, check=identical)
 def test_parts_of_other_sizes(ctx):
     """Biases of three elements are cut into 1, 1, 1 and none."""
@@ -144,6 +135,7 @@ def test_bytes_of_a_step(ctx):
     assert abs(sent[1] - sent[0]) <= 2 * 4
 
 
+@pytest.mark.long("*-1", covered_by="the other cases")
 @pytest.mark.parametrize("stage", [1, 3])
 @on_ranks(2, check=identical)
 def test_swapped_averages(ctx, stage):

@@ -45,6 +45,7 @@ def test_tables_and_parts(ctx):
     meet(ctx, "end")
 
 
+@pytest.mark.long(covered_by="test_tables_and_parts")
 @on_ranks(2)
 def test_tables_on_workers_and_parts(ctx):
     copies = trained(tfdist.MultiWorkerMirroredStrategy())

@@ -59,7 +59,7 @@ def test_a_batch_of_fewer_rows_than_workers():
     assert_same_shares(lambda: rows(9).map(changed).batch(4), 6)
 
 
-@pytest.mark.long("4-6-1-named tuple", "4-6-1-two maps", covered_by="the other cases")
+@pytest.mark.long("4-6-1-*", "10-3-1-*", covered_by="the other cases")
 @pytest.mark.parametrize("name", [*ELEMENTS][:4])
 @pytest.mark.parametrize(("size", "workers", "devices"), [(10, 3, 1), (4, 6, 1), (8, 2, 3)])
 def test_batches_that_are_known_to_be_full(name, size, workers, devices):

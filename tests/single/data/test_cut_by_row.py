@@ -105,6 +105,19 @@ BY_ROW = {
 }
 
 
+@pytest.mark.long(
+    usual=(
+        "flatten by the number of rows",
+        "a tf.function",
+        "crop",
+        "resize",
+        "texts",
+        "Normalization",
+        "IntegerLookup",
+        "one-hot",
+    ),
+    covered_by="the other cases",
+)
 @pytest.mark.parametrize("name", BY_ROW)
 def test_rows_by_themselves(name):
     assert_same_shares(lambda: batches().map(BY_ROW[name]), 2)

@@ -101,6 +101,7 @@ def test_a_kill_between_two_names_leaves_the_backup_before(folder, expected):
     np.testing.assert_array_equal(weights[0], expected[0])
 
 
+@pytest.mark.long(covered_by="test_the_only_one_is_damaged")
 def test_both_are_damaged(folder):
     flip(folder / NEWEST)
     (folder / FORMER).write_bytes(b"")
@@ -190,6 +191,7 @@ def test_a_full_disk_leaves_the_former_file_alone(tmp_path, name, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.long(covered_by="test_a_full_disk_leaves_the_former_file_alone")
 def test_a_disk_that_becomes_full(tmp_path):
     path = tmp_path / "best.keras"
     saves = ModelCheckpoint(str(path), save_freq=2)
