@@ -134,7 +134,7 @@ def test_an_autoencoder_with_its_own_step(strategy):
     _like_one_process(strategy, build, run)
 
 
-@pytest.mark.long("central", covered_by="the other cases")
+@pytest.mark.long(covered_by="test_layer, devices/test_masks_and_logits.py")
 def test_a_text_model_with_masks_and_two_inputs(strategy):
     words = np.random.default_rng(1).integers(1, 9, (49, 6)).astype("int32")
     words[::2, 3:] = 0

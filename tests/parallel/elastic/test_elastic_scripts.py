@@ -153,7 +153,7 @@ def _leaves(value):
     return tf.nest.flatten(value)
 
 
-@pytest.mark.long("0-tf_keras", "1-keras", covered_by="the other cases")
+@pytest.mark.long("0-tf_keras", "1-*", covered_by="the other cases")
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_was_started_in_the_second_stage_has_the_first_one(library, victim):
@@ -176,7 +176,7 @@ def test_a_worker_that_was_started_in_the_second_stage_has_the_first_one(library
     _check(results[survivor], _alone(two_stages, library), 1e-12)
 
 
-@pytest.mark.long("tf_keras", covered_by="the other cases")
+@pytest.mark.long(covered_by="parallel/elastic/test_newcomers_wait.py")
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_a_fit_that_ends_while_a_newcomer_waits_for_it(library):
     with start_ranks(two_stages, 2, args=[library], env=ELASTIC) as ranks:

@@ -50,7 +50,7 @@ def test_ledger(tmp_path):
 
 
 # Collectives that detect a stopped worker, or that clip, are the same as without tables.
-@pytest.mark.long("True", covered_by="the other cases")
+@pytest.mark.long(covered_by="test_ledger")
 @pytest.mark.parametrize("clips", [False, True])
 def test_parity(clips, tmp_path):
     """As far from one process as without faults at most, because float32 rounds."""

@@ -327,7 +327,7 @@ def shuffled_dataset():
     return {"x": rows.batch(BATCH)}
 
 
-@pytest.mark.long("*-killed", covered_by="the other cases")
+@pytest.mark.long(covered_by="test_a_newcomer_reads_on_where_the_members_are")
 @pytest.mark.parametrize(
     ("data", "save_freq", "number"),
     [

@@ -87,9 +87,7 @@ def alone(tmp_path_factory):
     return run_once
 
 
-@pytest.mark.long(
-    usual="two_stage-kill", covered_by="the other cases, parallel/elastic/test_elastic_scripts.py"
-)
+@pytest.mark.long(covered_by="parallel/elastic/test_elastic_scripts.py")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("course", COURSES)
 def test_faults_leave_no_trace(course, alone, tmp_path):

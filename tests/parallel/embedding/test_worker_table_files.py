@@ -91,7 +91,7 @@ def load_and_train(ctx, form, folder):
     return answers(model)
 
 
-@pytest.mark.long("*weights", "*checkpoint", covered_by="the other cases")
+@pytest.mark.long(covered_by="test_snapshots_move_between_jobs")
 @pytest.mark.parametrize("form", ["model", "weights", "checkpoint"])
 def test_files_move_between_jobs(tmp_path, form):
     of_workers, of_servers = tmp_path / "workers", tmp_path / "servers"

@@ -105,9 +105,7 @@ def test_elastic_ends_with_the_weights_of_one_process(tmp_path):
     }
 
 
-@pytest.mark.long(
-    covered_by="parallel/elastic/test_elastic_scripts.py, parallel/elastic/test_whole_scripts.py"
-)
+@pytest.mark.long(covered_by="parallel/elastic/test_elastic_scripts.py")
 def test_an_elastic_script_ends_with_the_results_of_one_process(tmp_path):
     command = documented_command("keras_examples/elastic_script.py")
     command[command.index("--output") + 1] = str(tmp_path / "killed")

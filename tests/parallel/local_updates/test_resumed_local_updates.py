@@ -99,10 +99,8 @@ class Stop(keras.callbacks.Callback):
 
 
 # A rule with momentum, slots that are reset, several steps at once.
-@pytest.mark.long("*averaging-7", "*slots anew-1", covered_by="the other cases")
 @pytest.mark.long(
-    usual=("1-rank-slots anew-1", "1-rank-averaging-7", "2-ranks-DiLoCo with top-k-1"),
-    covered_by="the other cases",
+    covered_by="test_fit_goes_on_within_a_round, test_custom_loop_goes_on_within_a_round"
 )
 @pytest.mark.parametrize(
     ("case", "steps_per_execution"), [*((case, 1) for case in RULES), ("averaging", 7)]
