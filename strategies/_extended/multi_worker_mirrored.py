@@ -13,7 +13,7 @@ from tfdist.config.resolver import ClusterResolver
 from tfdist.config.sharding import Sharding
 from tfdist.data.cut.plan import has_full_batches
 from tfdist.data.cut.share import own_rows
-from tfdist.data.order import splits_batches, tell_of_files
+from tfdist.data.order import splits_batches, tell_of_files, tell_of_unseeded
 from tfdist.data.pipeline import feed_of, tracked
 from tfdist.errors import ClusterConfigError
 from tfdist.internals.tensorflow import (
@@ -242,6 +242,7 @@ class MultiWorkerMirroredExtended(
         if not splits_batches(dataset):
             tell_of_files(dataset, self._cluster.rank)
             return None
+        tell_of_unseeded(dataset, self._cluster.rank)
         return own_rows(dataset, self._num_workers, self._cluster.rank, len(self._devices))
 
     def _make_input_fn_iterator(self, input_fn, *args, **kwargs):

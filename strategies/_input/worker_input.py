@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.config.cluster import Cluster
 from tfdist.data.cut.share import own_rows
+from tfdist.data.order import splits_batches, tell_of_unseeded
 from tfdist.data.pipeline import tracked
 from tfdist.data.shares import rows_of
 from tfdist.data.strategies import InputSettings
@@ -37,6 +38,8 @@ def share(dataset: tf.data.Dataset, workers: int, rank: int, split: bool) -> tf.
     """
     if workers == 1 or is_whole(dataset):
         return dataset
+    if splits_batches(dataset):
+        tell_of_unseeded(dataset, rank)
     if split and _policy(dataset) in (_Policy.AUTO, _Policy.DATA):
         # With TensorFlow's sharding the workers would reach the end at different steps.
         return before_asking(dataset, lambda whole: _cut(whole, workers, rank))

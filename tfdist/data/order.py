@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
@@ -13,6 +12,7 @@ _log = logging.getLogger("tfdist")
 
 _AUTO = tf.data.experimental.AutoShardPolicy.AUTO
 _TOLD = "tfdist_told_of_files"
+_TOLD_OF_ORDERS = "tfdist_told_of_orders"
 # Classes by their names, which TensorFlow does not export, and where an iterator of each opens what
 # it reads: these at a later time than their own opening, or not each time.
 _OPENS_LATER = {
@@ -100,7 +100,7 @@ def _reasons(
 
 
 def fingerprint_of_seeds(datasets: Iterable[tf.data.Dataset]) -> bytes:
-    """Returns 8 bytes that are equal in processes whose shuffles have equal seeds.
+    """Returns 8 bytes that are equal in processes whose shuffles have equal seeds, or none.
 
     Args:
       datasets: as many, and made by the same program, in each process.
@@ -110,8 +110,6 @@ def fingerprint_of_seeds(datasets: Iterable[tf.data.Dataset]) -> bytes:
         for node, _ in _nodes(dataset):
             if type(node).__name__ not in _DRAW_ORDERS:
                 continue
-            if _is_unseeded(node):
-                return os.urandom(8)
             seeds.append([int(tf.get_static_value(seed)) for seed in (node._seed, node._seed2)])
     return hashlib.blake2b(repr(seeds).encode(), digest_size=8).digest()
 
@@ -209,6 +207,31 @@ def tell_of_files(dataset: tf.data.Dataset, rank: int) -> None:
         "its own (AutoShardPolicy.AUTO), if there are as many files as workers. With "
         "AutoShardPolicy.DATA all workers read all files, and batches are one process's; with "
         "AutoShardPolicy.FILE this is not said"
+    )
+
+
+def tell_of_unseeded(dataset: tf.data.Dataset, rank: int) -> None:
+    """Warns once, on rank 0, of shuffles without a seed in data whose batches workers share.
+
+    Args:
+      dataset: before it is distributed.
+      rank: this worker's rank.
+    """
+    if rank or getattr(dataset, _TOLD_OF_ORDERS, False):
+        return
+    draw = [node for node, _ in _nodes(dataset) if type(node).__name__ in _DRAW_ORDERS]
+    if any(map(_is_unseeded, draw)):
+        setattr(dataset, _TOLD_OF_ORDERS, True)
+        tell_of_other_orders()
+
+
+def tell_of_other_orders() -> None:
+    """Warns of shuffles whose orders differ between workers that share batches."""
+    _log.warning(
+        "input: each worker takes its share of the same batches, but shuffles have other seeds on "
+        "other workers: some rows come to several workers, and others to none. Call "
+        "keras.utils.set_random_seed with one number on all workers, or give a seed to each "
+        "shuffle and to functions that shuffle, such as image_dataset_from_directory"
     )
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist._types import DistributedData, KerasModel, Logs
 from tfdist.data.openings import Openings, Target, splits_batches
-from tfdist.data.order import fingerprint_of_seeds
+from tfdist.data.order import fingerprint_of_seeds, tell_of_other_orders
 from tfdist.data.position import InputPosition
 from tfdist.errors import TfdistError
 from tfdist.keras import exchange
@@ -64,13 +64,7 @@ class Positions(Participant[FitSession], abc.ABC):
         found = exchange.gather(self.model, bytes([min(own, 255)]) + self._seeds_of_orders())
         self.checkpoints_of_all = len({each[:1] for each in found}) == 1
         if len({each[1:] for each in found}) > 1 and rank_of(self.model) == 0:
-            _log.warning(
-                "fit: each worker takes its share of the same batches, but shuffles have other "
-                "seeds on other workers: some rows come to several workers, and others to none. "
-                "Call keras.utils.set_random_seed with one number on all workers, or give a seed "
-                "to each shuffle and to functions that shuffle, such as "
-                "image_dataset_from_directory"
-            )
+            tell_of_other_orders()
 
     def _seeds_of_orders(self) -> bytes:
         """Bytes that are equal on workers whose shuffles have equal seeds."""
