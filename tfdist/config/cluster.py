@@ -94,7 +94,9 @@ class Cluster:
         return cls()
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Cluster:
+    def from_environment(
+        cls, environ: Mapping[str, str] | None = None, *, needs_others: bool = True
+    ) -> Cluster:
         """Returns the cluster that `TF_CONFIG` or the launcher of this process describes.
 
         The variables of Slurm, MPI launchers, Kubernetes and torchrun are read; `environments` has
@@ -103,6 +105,8 @@ class Cluster:
 
         Args:
           environ: variables by name; this process's environment if None.
+          needs_others: whether this process must reach the others. If not, this call waits for
+            none; ranks whose hosts no variable names get addresses of this host.
 
         Raises:
           ClusterConfigError: a variable is missing or unusable, or two contradict each other.
@@ -110,7 +114,7 @@ class Cluster:
           TfdistError: rank 0 could not be asked.
         """
         environ = os.environ if environ is None else environ
-        detected = environments.detect(environ)
+        detected = environments.detect(environ, needs_others=needs_others)
         _log_once(
             f"the cluster comes from {detected.source}: {'; '.join(detected.notes)}", logging.INFO
         )

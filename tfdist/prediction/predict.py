@@ -132,7 +132,8 @@ def predict(
         metrics=part_metrics.names,
         content=fingerprints.of_input(source.paths),
     )
-    cluster = Cluster.from_environment()
+    # Workers share the folder alone: they must not wait for each other.
+    cluster = Cluster.from_environment(needs_others=False)
     id = new_id()
     folder = OutputFolder(output, id)
     folder.open()

@@ -78,7 +78,11 @@ class SshHosts:
 
     def run(self, *words):
         """Starts `tfdist run` with options and a script on the first host."""
-        command = [sys.executable, "-m", "tfdist", "run", "--ssh", self.ssh, *map(str, words)]
+        return self.start("run", *words)
+
+    def start(self, name, *words):
+        """Starts a command of tfdist that starts workers, by its name, on the first host."""
+        command = [sys.executable, "-m", "tfdist", name, "--ssh", self.ssh, *map(str, words)]
         environment = {**os.environ, "PYTHONPATH": PACKAGE, "TF_CPP_MIN_LOG_LEVEL": "3"}
         launched = Launched(self._within(0, command), environment)
         self._stack.callback(launched.close)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from parallel.engines import ssh_hosts
+from support.held_prediction import HeldPrediction
 from support.launching import PRELUDE
 
 pytestmark = [
@@ -19,7 +20,9 @@ pytestmark = [
         ssh_hosts.IS_MISSING, reason="needs root and an ssh server: apt-get install openssh-server"
     ),
     # They need a Debian package and root.
-    pytest.mark.long(covered_by="single/launch/test_hosts.py"),
+    pytest.mark.long(
+        covered_by="single/launch/test_hosts.py, parallel/prediction/test_predict_deaths.py"
+    ),
 ]
 EXAMPLES = Path(__file__).parents[3] / "keras_examples"
 SHORT = ("--epochs", 1, "--limit", 6400)
@@ -183,3 +186,22 @@ model.fit(x, x[:, 0], batch_size=16, epochs=100, verbose=0, callbacks=[Pace()])
     assert any(f"host {hosts.addresses[2]} has come, with 1 slots" in line for line in err), err
     assert any(f"host {hosts.addresses[1]} is gone" in line for line in err), err
     assert any("worker 0 has left" in line for line in err), err
+
+
+def test_a_prediction_survives_a_killed_worker(hosts, tmp_path):
+    prediction = HeldPrediction(tmp_path)
+    job = hosts.start(*prediction.words(), "--hosts", listed(hosts, 0, 1, 1))
+
+    def runs():
+        return job.process.poll() is None
+
+    prediction.wait_until_held(2, runs)
+    killed = prediction.kill_one()
+    prediction.wait_until_held(2, runs)  # it was started again
+    prediction.let_go()
+    code, out, err = job.finish(200)
+    assert code == 0, err
+    assert sum("killed by SIGKILL; starting it again" in line for line in err) == 1, err
+    assert sum("tfdist predict: 360 rows in 12 parts" in line for line in out) == 2, out
+    assert killed not in hosts.processes(1) + hosts.processes(2)
+    prediction.check()

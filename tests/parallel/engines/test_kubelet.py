@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from parallel.engines import kubelet
+from support.held_prediction import HeldPrediction
 from support.manifests import of_kind, options
 from tfdist.config.elastic import Elastic
 
@@ -20,7 +21,9 @@ SECRET = "0123456789abcdef0123456789abcdef"
 pytestmark = [
     pytest.mark.skipif(kubelet.IS_MISSING, reason="needs root and iproute2"),
     # Real processes, and root.
-    pytest.mark.long(covered_by="single/kubernetes/test_manifests.py"),
+    pytest.mark.long(
+        covered_by="single/kubernetes/test_manifests.py, parallel/prediction/test_predict_deaths.py"
+    ),
 ]
 
 
@@ -55,3 +58,29 @@ def test_an_elastic_job_begins_with_few_and_goes_on(tmp_path):
     codes = [code for _, code in job.ended[1:]]
     assert set(codes) <= {0, 143} and 143 in codes, job.ended
     assert max(totals) - min(totals) < 1e-3, totals
+
+
+@pytest.mark.timeout(600)
+def test_a_prediction_survives_a_killed_pod(tmp_path):
+    prediction = HeldPrediction(tmp_path)
+    command = (sys.executable, "-m", "tfdist", *prediction.words())
+    manifest = options("job", workers=Elastic.from_text("1:2"), command=command, predicts=True)
+    (document,) = of_kind(manifest, "Job")
+    with contextlib.closing(kubelet.Kubelet(8, tmp_path)) as node:
+        job = kubelet.IndexedJob(node, document, SECRET, room=9)
+        job.run_until(lambda: prediction.is_held(2), 200)
+        killed = prediction.kill_one()
+        (index,) = (index for index, pod in job.pods.items() if pod.process.pid == killed)
+        dead = job.pods[index]
+        # As `kubectl patch` does: more pods than the manifest says.
+        document["spec"] |= {"completions": 3, "parallelism": 3}
+        job.run_until(lambda: prediction.is_held(3), 200)
+        assert job.pods[index] is not dead and len(job.pods) == 3
+        prediction.let_go()
+        job.run_until(job.is_complete, 200)
+        assert job.ended[0] == (dead.name, 128 + signal.SIGKILL)
+        # The others see the end, too.
+        job.run_until(lambda: len(job.succeeded) == 3, 60)
+        assert all("tfdist predict: 360 rows in 12 parts" in p.text() for p in job.succeeded)
+    assert [code for _, code in job.ended[1:]] == [0, 0, 0], job.ended
+    prediction.check()

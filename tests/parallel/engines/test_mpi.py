@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.example_runs import ROOT
+from support.held_prediction import HeldPrediction
 from support.launching import PACKAGE
 
 pytestmark = [
@@ -23,7 +24,9 @@ pytestmark = [
         shutil.which("mpirun") is None, reason="Open MPI is missing: apt-get install openmpi-bin"
     ),
     # They need the engine itself.
-    pytest.mark.long(covered_by="single/config/test_environments.py"),
+    pytest.mark.long(
+        covered_by="single/config/test_environments.py, parallel/prediction/test_predict_deaths.py"
+    ),
 ]
 EXAMPLES = ROOT / "keras_examples"
 # Seconds until the ranks get a SIGTERM to mpirun, and from then to SIGKILL:
@@ -115,3 +118,16 @@ def test_a_preempted_job_goes_on_when_started_again(mpirun, tmp_path) -> None:
     again = finish(mpirun, log, 2, *script)
     sums = re.findall(r"after 5000 steps the weights' sum is (\S+)", again)
     assert float(sums[0]) == pytest.approx(float(sums[1]), abs=0.1)
+
+
+def test_a_killed_prediction_continues_when_started_again(mpirun, tmp_path) -> None:
+    prediction = HeldPrediction(tmp_path)
+    job = mpirun(3, "-m", "tfdist", *prediction.words())
+    prediction.wait_until_held(3, lambda: job.poll() is None)
+    prediction.kill_one()
+    assert job.wait(100) == 128 + signal.SIGKILL
+    assert not (prediction.output / "_SUCCESS").exists()
+    prediction.let_go()
+    text = finish(mpirun, tmp_path / "log", 3, "-m", "tfdist", *prediction.words())
+    assert text.count("tfdist predict: 360 rows in 12 parts") == 3
+    prediction.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,13 +14,16 @@ import pytest
 
 from parallel.engines import slurm_cluster
 from support.example_runs import ROOT
+from support.held_prediction import HeldPrediction
 from support.launching import PACKAGE
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing())),
     # They need the engine itself.
-    pytest.mark.long(covered_by="single/config/test_environments.py"),
+    pytest.mark.long(
+        covered_by="single/config/test_environments.py, parallel/prediction/test_predict_deaths.py"
+    ),
 ]
 EXAMPLES = ROOT / "keras_examples"
 CLUSTERS = EXAMPLES / "clusters"
@@ -156,6 +160,29 @@ def test_elastic_in_an_allocation(slurm, tmp_path) -> None:
     text = log.read_text()
     assert "worker 1 failed with exit code 137: starting it again" in text
     assert sum_in(text, 2000)
+
+
+def test_a_prediction_survives_a_killed_worker(slurm, tmp_path) -> None:
+    """Slurm starts no task again, so that the other two make its parts."""
+    prediction, log = HeldPrediction(tmp_path), tmp_path / "log"
+    command = ["srun", "-N2", "-n3", "--cpu-bind=none", f"--output={log}", "python", "-m", "tfdist"]
+    variables = {**slurm.environment, **VARIABLES}
+    step = subprocess.Popen(
+        slurm.within(*command, *prediction.words()), env=variables, stderr=subprocess.PIPE
+    )
+    try:
+        prediction.wait_until_held(3, lambda: step.poll() is None)
+        prediction.kill_one()
+        prediction.let_go()
+        _, told = step.communicate(timeout=300)
+    finally:
+        step.kill()
+        step.wait()
+    # The killed task's, although all parts are there.
+    assert step.returncode == 128 + signal.SIGKILL, told
+    assert re.search(rb"task \d: Killed", told), told
+    assert log.read_text().count("tfdist predict: 360 rows in 12 parts") == 2
+    prediction.check()
 
 
 def _processes(argument: str) -> list[int]:

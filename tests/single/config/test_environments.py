@@ -327,6 +327,32 @@ def test_contradictions_and_errors(environ, message):
 
 
 @pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "worker 1"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "MASTER_ADDR": "host0"}, "worker 1"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "worker 0"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "1"}, "worker 1"),
+    ],
+)
+def test_a_process_that_needs_no_other_one_asks_none(environ, name):
+    cluster = Cluster.from_environment(environ, needs_others=False)
+    assert cluster.task_name == name and len(cluster.workers) == 2
+    assert {address.partition(":")[0] for address in cluster.workers} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("index", ["1", "2", "11"])
+@pytest.mark.parametrize("environ", [INDEXED_JOB, {**JOBSET, "TFDIST_PS": "0"}])
+def test_a_job_of_pods_that_need_no_other_one_may_grow(environ, index):
+    environ = {**environ, "JOB_COMPLETION_INDEX": index}
+    if "HOSTNAME" in environ:
+        environ["HOSTNAME"] = f"train-{index}"
+    cluster = Cluster.from_environment(environ, needs_others=False)
+    assert cluster.task_name == f"worker {index}"
+    assert len(cluster.workers) == max(2, int(index) + 1)
+
+
+@pytest.mark.parametrize(
     ("environ", "exchange"),
     [
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "1"}, HostExchange(1, 2, 0, "host0", 4001)),

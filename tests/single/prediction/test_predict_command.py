@@ -167,6 +167,19 @@ def test_a_map_imports_files_of_its_folder(tmp_path, job, monkeypatch):
     assert ids(tmp_path / "out") == list(range(ROWS))
 
 
+@pytest.mark.parametrize("master", [None, "198.51.100.1"])
+def test_a_rank_of_mpi_waits_for_no_other_one(tmp_path, job, monkeypatch, capsys, master):
+    """Ranks on several hosts: training needs the host of rank 0, and rank 0 itself."""
+    variables = {"RANK": "1", "SIZE": "2", "LOCAL_SIZE": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    if master is not None:
+        monkeypatch.setenv("MASTER_ADDR", master)
+    assert main(job()) == 0
+    assert ids(tmp_path / "out") == list(range(ROWS))
+    assert "parts, 0 records" not in capsys.readouterr().out  # the first worker shows the progress
+
+
 @pytest.mark.long(covered_by="single/prediction/test_deaths.py")
 @pytest.mark.timeout(170)
 def test_a_deadly_record_is_parked_by_restarted_workers(tmp_path, job):

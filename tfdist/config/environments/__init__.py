@@ -50,11 +50,16 @@ class _Environment(Protocol):
 _ENVIRONMENTS: tuple[_Environment, ...] = (slurm, mpi, kubernetes, torchrun)
 
 
-def detect(environ: Mapping[str, str] | None = None) -> DetectedCluster:
+def detect(
+    environ: Mapping[str, str] | None = None, *, needs_others: bool = True
+) -> DetectedCluster:
     """Returns what an environment says of the cluster, without asking any other process.
 
     Args:
       environ: variables by name; this process's environment if None.
+      needs_others: whether this process must reach the others. If not, ranks whose hosts no
+        variable names get addresses of this host, and no exchange; and a pod may have a higher
+        index than its manifest has workers.
 
     Raises:
       ClusterConfigError: a variable is missing or unusable, or two launchers contradict each other.
@@ -63,6 +68,8 @@ def detect(environ: Mapping[str, str] | None = None) -> DetectedCluster:
     text = environ.get(TF_CONFIG, "")
     if text.strip():
         return _given(environ, text)
+    if not needs_others:
+        environ = kubernetes.grown(environ)
     chosen: tuple[_Environment, LaunchedProcess] | None = None
     alone: LaunchedProcess | None = None
     notes: list[str] = []
@@ -102,7 +109,9 @@ def detect(environ: Mapping[str, str] | None = None) -> DetectedCluster:
         addresses, origin = environment.addresses(environ, launched)
     else:
         assert environment is mpi or environment is torchrun
-        addresses, origin = host_exchange.addresses(environ, launched, environment, servers)
+        addresses, origin = host_exchange.addresses(
+            environ, launched, environment, servers, needs_others
+        )
     notes = [_described(launched), origin, *notes, *warnings]
     if isinstance(addresses, HostExchange):
         return DetectedCluster(launched.launcher, tuple(notes), exchange=addresses)

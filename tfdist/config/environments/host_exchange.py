@@ -15,7 +15,11 @@ from tfdist.errors import ClusterConfigError
 
 
 def addresses(
-    environ: Mapping[str, str], launched: LaunchedProcess, launcher: ModuleType, servers: int
+    environ: Mapping[str, str],
+    launched: LaunchedProcess,
+    launcher: ModuleType,
+    servers: int,
+    needs_others: bool,
 ) -> tuple[list[str] | HostExchange, str]:
     """Returns "host:port" of each process if all are on this host, else where they meet.
 
@@ -24,6 +28,8 @@ def addresses(
       launched: this process.
       launcher: the module of its launcher.
       servers: the number of parameter servers.
+      needs_others: whether this process must reach the others; else they need no address of their
+        own hosts.
 
     Returns:
       The addresses or the exchange, and the variables that gave them.
@@ -38,7 +44,8 @@ def addresses(
     is_one_host = launcher.is_one_host(environ, launched)
     if is_one_host is None and host in ("localhost", "127.0.0.1", "[::1]"):
         is_one_host = True
-    if not is_one_host and not host:
+    is_loopback = is_one_host or not needs_others
+    if not is_loopback and not host:
         local = shown(environ, (local_variable,)) or f"no {local_variable}"
         raise ClusterConfigError(
             f"{launched.launcher}: expected MASTER_ADDR, the host of rank 0, since the "
@@ -58,8 +65,10 @@ def addresses(
             f"rank r of {launched.size} listens on MASTER_PORT + 1 + r, received {first - 1}"
         )
     ports = f"ports: from {first} on, by {origin}"
-    if is_one_host:
-        where = shown(environ, (local_variable,)) or f"MASTER_ADDR={host}"
+    if is_loopback:
+        where = shown(environ, (local_variable,)) or (
+            f"MASTER_ADDR={host}" if is_one_host else "no other process is asked"
+        )
         return [f"127.0.0.1:{first + rank}" for rank in range(launched.size)], f"{where}; {ports}"
     problem = validation.address_problem(f"{host}:{first}")
     if problem:

@@ -38,6 +38,24 @@ def launched(environ: Mapping[str, str]) -> LaunchedProcess | None:
     return LaunchedProcess(LAUNCHER, index, workers + servers, variable, size_variable)
 
 
+def grown(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns the variables with as many workers as the index of this pod shows.
+
+    A Job whose pods do not need each other may get more of them while it runs. Its template stays,
+    and so does `TFDIST_WORKERS`.
+
+    Raises:
+      ClusterConfigError: a variable is unusable.
+    """
+    workers = whole(environ, "TFDIST_WORKERS")
+    if not workers or whole(environ, "TFDIST_PS") or environ.get("JOB_GLOBAL_INDEX"):
+        return environ
+    index = whole(environ, "JOB_COMPLETION_INDEX")
+    if index is None or index < workers:
+        return environ
+    return {**environ, "TFDIST_WORKERS": str(index + 1)}
+
+
 def _index_in_set(environ: Mapping[str, str], workers: int, servers: int) -> tuple[int, str]:
     """Returns the index of a JobSet's pod, and the variable that gives it."""
     role = _role(environ)
