@@ -35,9 +35,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
+from baselines.table_servers import connected
 from reporting import charts, results
 
-from tfdist.config.settings import Settings
 from tfdist.launch.ports import free_ports
 from tfdist.ops import library
 from tfdist.ops.ps.saved_rows import SavedRows
@@ -130,18 +130,6 @@ def servers(root: str, addresses: list[str]) -> Iterator[list[subprocess.Popen]]
         for process in started:
             process.kill()
             process.wait()
-
-
-def connected(addresses: list[str], processes: list[subprocess.Popen]) -> TableConnection:
-    """Connects once both servers have read the snapshot."""
-    settings = Settings.from_environment()
-    while True:
-        assert all(process.poll() is None for process in processes)
-        with contextlib.suppress(tf.errors.UnavailableError):
-            connection = TableConnection(addresses, settings, timeout=2.0)
-            if len(connection.answering) == len(addresses):
-                return connection
-            connection.close()
 
 
 def memory_of(process: subprocess.Popen) -> float:

@@ -31,13 +31,12 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
+from baselines.table_servers import connected
 from reporting import charts, results
 
-from tfdist.config.settings import Settings
 from tfdist.launch.ports import free_ports
 from tfdist.ops import library
 from tfdist.ops.ps.table_config import TableConfig
-from tfdist.serving.tables.connection import TableConnection
 
 ROWS = flags.DEFINE_integer("rows", 1_000_000, "different ids of the training", lower_bound=100)
 BATCH = flags.DEFINE_integer("batch", 4096, "ids of a step", lower_bound=16)
@@ -97,13 +96,6 @@ def wait_for(path: Path, process: subprocess.Popen) -> None:
         time.sleep(0.05)
 
 
-def connected(addresses: list[str]) -> TableConnection:
-    """Connects once the servers answer."""
-    while True:
-        with contextlib.suppress(tf.errors.UnavailableError):
-            return TableConnection(addresses, Settings.from_environment(), timeout=5.0)
-
-
 def measure(folder: Path, stack: contextlib.ExitStack) -> None:
     begin = time.time()
     script = folder / "train.py"
@@ -129,12 +121,14 @@ def measure(folder: Path, stack: contextlib.ExitStack) -> None:
         *("--job", str(job)),
     )
     wait_for(published / "manifest.json", following)
-    for index in range(2):
+    servers = [
         start(
             *(f"serve-{index}", "ps", "serve", str(published), "--replicas", "2", "--follow"),
             *("--look-every", "0.2", "--servers", ",".join(addresses), "--index", str(index)),
         )
-    connection = connected(addresses)
+        for index in range(2)
+    ]
+    connection = connected(addresses, servers)
     stack.callback(connection.close)
     connection.client.tables.create("rows", TableConfig(width=WIDTH))
     ages, failed, before = [], 0, (folder / "steps").read_text()

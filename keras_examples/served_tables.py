@@ -34,7 +34,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from common import SEED, positive
-from processes import Command, Commands, free_addresses
+from processes import SECONDS, Command, Commands, free_addresses
 
 import tfdist
 
@@ -88,6 +88,7 @@ def train(folder: Path) -> None:
 
 def load(folder: Path, servers: list[Command], addresses: list[str]) -> Any:
     """Loads the model as soon as the servers answer."""
+    end = time.monotonic() + SECONDS
     while True:
         try:
             return tfdist.serving.load(
@@ -96,6 +97,8 @@ def load(folder: Path, servers: list[Command], addresses: list[str]) -> Any:
         except tf.errors.UnavailableError as error:
             if any(server.process.poll() is not None for server in servers):
                 sys.exit(f"a server has ended: {error.message}")
+            if time.monotonic() > end:
+                sys.exit(f"the servers have not answered for {SECONDS:g} s: {error.message}")
 
 
 def serve(folder: Path, servers: list[Command], addresses: list[str], seconds: int) -> int:

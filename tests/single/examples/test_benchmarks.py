@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -444,6 +445,26 @@ def test_elastic_records_measures_each_kind():
     kinds = ["in memory", "in the file", "nothing has changed", "read by a newcomer"]
     for line, kind in zip(lines, kinds, strict=True):
         assert re.match(rf"{kind} +[0-9.]+ +[0-9.]+", line), line
+
+
+@pytest.mark.timeout(60)
+def test_servers_of_tables_that_have_ended_or_do_not_answer_are_named(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from baselines.table_servers import connected
+
+    from tfdist.launch.ports import free_ports
+
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(subprocess.Popen(["sleep", "1000"])) for _ in range(2)]
+        for process in silent:
+            stack.callback(process.kill)
+        with pytest.raises(TimeoutError, match="expected 2 servers .* within 0.1 s, .* of 0"):
+            connected(addresses, silent, 0.1)
+        silent[1].terminate()
+        silent[1].wait(10)
+        with pytest.raises(RuntimeError, match=f"{addresses[1]} has ended with -15"):
+            connected(addresses, silent)
 
 
 @pytest.mark.long(covered_by="parallel/embedding/test_served_training.py")
