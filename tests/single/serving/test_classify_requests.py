@@ -92,6 +92,24 @@ def test_multi_inference(server):
     assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.parametrize("name", ["", "serving_default"])
+def test_multi_inference_calls_each_signature_once(server, name, monkeypatch):
+    """Else a small request would make any number of calls of the model."""
+    request = inference_pb2.MultiInferenceRequest(input=examples())
+    for signature in ("value", "serving_default", name):
+        method = "regress" if signature == "value" else "classify"
+        task = request.tasks.add(method_name=f"tensorflow/serving/{method}")
+        task.model_spec.name, task.model_spec.signature_name = "levels", signature
+    monkeypatch.setattr(server._models, "infer", lambda *_: pytest.fail("the model is called"))
+    with stub_of(server) as stub, pytest.raises(grpc.RpcError) as raised:
+        stub.MultiInference(request, timeout=TIMEOUT)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert raised.value.details() == (
+        "expected each signature at most once in a MultiInferenceRequest, received "
+        "'serving_default' again"
+    )
+
+
 def test_predict_with_serialized_examples(server):
     inputs = np.array([example(x=v).SerializeToString() for v in VALUES], object)
     with stub_of(server) as stub:

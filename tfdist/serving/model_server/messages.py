@@ -106,7 +106,7 @@ class Services:
             raise invalid(
                 "All ModelSpecs in a MultiInferenceRequest must access the same model name"
             )
-        examples = serialized(request.input)
+        tasks: dict[str, tuple[Asked, str]] = {}
         for task in request.tasks:
             asked = _asked(task.model_spec)
             if task.method_name not in (CLASSIFY, REGRESS):
@@ -115,9 +115,18 @@ class Services:
                     f"Unsupported signature method_name: expected {CLASSIFY} or {REGRESS}, "
                     f"received {task.method_name!r}",
                 )
-            answer = self._models.infer(asked, task.method_name, examples, deadline)
+            if asked.signature_name in tasks:
+                # Else a small request could make any number of calls.
+                raise invalid(
+                    "expected each signature at most once in a MultiInferenceRequest, received "
+                    f"{asked.signature_name!r} again"
+                )
+            tasks[asked.signature_name] = asked, task.method_name
+        examples = serialized(request.input)
+        for asked, method in tasks.values():
+            answer = self._models.infer(asked, method, examples, deadline)
             result = response.results.add(model_spec=_spec(asked, answer))
-            if task.method_name == CLASSIFY:
+            if method == CLASSIFY:
                 _add_classes(result.classification_result, answer)
             else:
                 _add_values(result.regression_result, answer)
