@@ -1,11 +1,15 @@
 """The gRPC server: receives whole requests in an event loop, and answers them in threads.
 
-A client that sends half a request holds no thread, and is not counted until it is complete.
+A client that sends half a request holds no thread, and is not counted until it is complete. A
+complete request waits in the event loop for a free thread, so that one whose client has left
+meanwhile leaves nothing behind. If the client leaves later, the thread cannot be stopped: the
+request counts until the thread has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -83,6 +87,7 @@ class GrpcServer:
         self._methods = methods
         self._in_progress = InProgress()
         self._pool = futures.ThreadPoolExecutor(threads, "tfdist-serving")
+        self._free = asyncio.Semaphore(threads)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="tfdist-grpc", daemon=True)
         self._thread.start()
@@ -169,10 +174,7 @@ class GrpcServer:
             left = context.time_remaining()
             deadline = time.monotonic() + (_LONGEST if left is None else left)
             try:
-                with self._in_progress.request() as may_be_answered:
-                    if not may_be_answered:
-                        raise CallError(grpc.StatusCode.UNAVAILABLE, ENDING)
-                    return await self._loop.run_in_executor(self._pool, method, body, deadline)
+                return await self._answer(method, body, deadline)
             except CallError as error:
                 told = error
             except Exception as error:
@@ -181,6 +183,23 @@ class GrpcServer:
             return await context.abort(told.code, str(told)[:_MAX_TEXT])
 
         return handle
+
+    async def _answer(self, method: Method, body: bytes, deadline: float) -> bytes:
+        """Calls a method in a thread as soon as one is free."""
+        with contextlib.ExitStack() as held:
+            if not held.enter_context(self._in_progress.request()):
+                raise CallError(grpc.StatusCode.UNAVAILABLE, ENDING)
+            await self._free.acquire()
+            held.callback(self._free.release)
+            work = self._pool.submit(method, body, deadline)
+            until_its_end = held.pop_all()
+
+        def release(_: futures.Future[bytes]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(until_its_end.close)
+
+        work.add_done_callback(release)
+        return await asyncio.wrap_future(work)
 
 
 async def _whole(bodies: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
