@@ -72,8 +72,8 @@ def exchanged(server, sent):
         ),
         (
             POST.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n") + BODY,
-            411,
-            "one header Content-Length",
+            400,
+            "chunks in a request of HTTP/1.1 without Content-Length",
         ),
     ],
 )

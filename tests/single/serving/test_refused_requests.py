@@ -271,7 +271,7 @@ def test_requests_that_are_too_large(server):
 
 def test_a_body_without_a_length(server):
     with socket.create_connection(("127.0.0.1", server.rest_port), TIMEOUT) as connection:
-        connection.sendall(f"POST {PATH} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        connection.sendall(f"POST {PATH} HTTP/1.1\r\n\r\n".encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 411 ")
 
 

@@ -26,6 +26,7 @@ from tfdist.config.tls import Tls
 from tfdist.errors import AddressInUseError
 from tfdist.observe.metrics.http_server import BoundedServer
 from tfdist.serving.model_server.call_error import ENDING
+from tfdist.serving.model_server.chunked import BodyTooLarge, ChunkError, read_chunks
 from tfdist.serving.model_server.in_progress import InProgress
 from tfdist.serving.model_server.meters import CONTENT_TYPE
 from tfdist.serving.model_server.rest import Reply, Rest, error_reply
@@ -181,6 +182,10 @@ class _Timed(io.RawIOBase):
         """Sets the time for all reads that follow."""
         self._ends = time.monotonic() + seconds
 
+    def allow_more(self, seconds: float) -> None:
+        """Adds to the time for all reads that follow."""
+        self._ends += seconds
+
     def readable(self) -> bool:
         return True
 
@@ -251,7 +256,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Lets a client send its body, unless that is too large."""
         refusal = self._refusal()
         if refusal is None:
-            return super().handle_expect_100()
+            may_continue = super().handle_expect_100()
+            self.wfile.flush()  # else the client waits for it
+            return may_continue
         self.close_connection = True
         self._send(refusal)
         return False
@@ -290,14 +297,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _refusal(self) -> Reply | None:
         """Returns the reply to a request whose body cannot be read."""
-        lengths = set(self.headers.get_all("Content-Length", []))
-        length = lengths.pop() if len(lengths) == 1 else ""
-        if "Transfer-Encoding" in self.headers or not re.fullmatch("[0-9]{1,18}", length):
-            return error_reply(
-                HTTPStatus.LENGTH_REQUIRED, "expected a body with one header Content-Length"
-            )
-        if int(length) > self.server.max_bytes:
-            return self._too_large(f"{int(length)} bytes")
+        refusal = self._refusal_of_chunks() if self._is_chunked else self._refusal_of_length()
+        if refusal is not None:
+            return refusal
         encoding = self.headers.get("Content-Encoding", "identity")
         if encoding not in ("identity", "gzip"):
             return error_reply(
@@ -306,19 +308,72 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             )
         return None
 
+    @property
+    def _is_chunked(self) -> bool:
+        return "Transfer-Encoding" in self.headers
+
+    def _refusal_of_length(self) -> Reply | None:
+        lengths = set(self.headers.get_all("Content-Length", []))
+        length = lengths.pop() if len(lengths) == 1 else ""
+        if not re.fullmatch("[0-9]{1,18}", length):
+            return error_reply(
+                HTTPStatus.LENGTH_REQUIRED,
+                "expected a body with one header Content-Length, or Transfer-Encoding: chunked",
+            )
+        if int(length) > self.server.max_bytes:
+            return self._too_large(f"{int(length)} bytes")
+        return None
+
+    def _refusal_of_chunks(self) -> Reply | None:
+        encodings = self.headers.get_all("Transfer-Encoding", [])
+        if [encoding.strip().lower() for encoding in encodings] != ["chunked"]:
+            received = ", ".join(encodings)
+            return error_reply(
+                HTTPStatus.NOT_IMPLEMENTED,
+                f"expected the Transfer-Encoding chunked, received {received[:100]!r}",
+            )
+        # A proxy could find another end of such a request.
+        if "Content-Length" in self.headers or self.request_version == "HTTP/1.0":
+            return error_reply(
+                HTTPStatus.BAD_REQUEST,
+                "expected chunks in a request of HTTP/1.1 without Content-Length",
+            )
+        return None
+
     def _body(self) -> bytes | Reply:
         refusal = self._refusal()
         if refusal is not None:
             self._leaves_rest = True
             return refusal
+        body = self._chunks() if self._is_chunked else self._counted_bytes()
+        if isinstance(body, Reply) or self.headers.get("Content-Encoding") != "gzip":
+            return body
+        return self._uncompressed(body)
+
+    def _counted_bytes(self) -> bytes:
         length = int(self.headers["Content-Length"])
         self._timed.allow(_HEAD + length / _SLOWEST)
         body = self.rfile.read(length)
         if len(body) < length:
             raise TimeoutError("the client has left")
-        if self.headers.get("Content-Encoding") != "gzip":
-            return body
-        return self._uncompressed(body)
+        return body
+
+    def _chunks(self) -> bytes | Reply:
+        self._timed.allow(_HEAD)
+        try:
+            return read_chunks(
+                self._buffered,
+                self.server.max_bytes,
+                lambda size: self._timed.allow_more(size / _SLOWEST),
+            )
+        except BodyTooLarge:
+            refusal = self._too_large("more in chunks")
+        except ChunkError as error:
+            refusal = error_reply(HTTPStatus.BAD_REQUEST, str(error))
+        except EOFError:
+            raise TimeoutError("the client has left") from None
+        self._leaves_rest = True
+        return refusal
 
     def _uncompressed(self, body: bytes) -> bytes | Reply:
         reader = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
