@@ -15,7 +15,7 @@ from support.patience import wait_until
 from support.served_tables import Training, addresses, serving, values_of, write_model
 from tfdist.control.client import UnreachableError
 from tfdist.errors import CheckpointError
-from tfdist.ps.checkpoint import files
+from tfdist.ps.checkpoint import checkpoint, files
 from tfdist.serving.tables import follow, publication
 from tfdist.serving.tables.publisher import Publisher
 from tfdist.serving.tables.training import SnapshotFolder
@@ -109,6 +109,43 @@ def test_a_snapshot_without_changes_makes_no_publication(training, tmp_path):
     training.save()
     assert publish(publisher, training).number == 3
     assert served_rows(target, tmp_path, [6, 7]) == [6, 70]
+
+
+def test_an_idle_training_is_not_published_again(training, tmp_path, monkeypatch):
+    """However many snapshots it writes; they are as many files as before, and can be restored."""
+    monkeypatch.setattr(checkpoint, "_MAX_CHAIN", 3)
+    target = tmp_path / "published"
+    publisher = Publisher(str(target))
+    publish(publisher, training)
+    training.set({7: 70.0})
+    training.save()
+    assert publish(publisher, training).number == 2
+    counts = []
+    for number in range(6):
+        training.save()
+        assert publish(publisher, training) is None
+        counts.append(len(files_of(tmp_path / "snapshots")))
+        if number == 3:
+            publisher = Publisher(str(target))  # continues from a snapshot without changes
+    assert counts[-1] == counts[1]
+    # The first change is published alone; too many are still a whole snapshot.
+    wholes = []
+    for value in (71.0, 72.0):
+        training.set({7: value})
+        training.save()
+        wholes.append(publish(publisher, training).is_whole)
+    assert wholes == [False, True]
+    assert served_rows(target, tmp_path, [6, 7]) == [6, 72]
+    assert served_rows(tmp_path / "snapshots", tmp_path, [6, 7]) == [6, 72]
+
+
+def test_tables_without_rows_are_not_published_again(tmp_path):
+    training = Training(tmp_path / "snapshots")
+    training.save()
+    publisher = Publisher(str(tmp_path / "published"))
+    assert publish(publisher, training).rows == 0
+    training.save()
+    assert publish(publisher, training) is None
 
 
 def test_an_old_snapshot_of_a_training_is_not_renewed(training, tmp_path):

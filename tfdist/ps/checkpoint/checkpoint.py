@@ -171,7 +171,10 @@ class Checkpoints:
             if held.tables:
                 written = row_chain.write(self._folder, number, base, held.tables)
                 checksum = written.checksum
-                self._chain = [*(chain if base else []), (number, checksum, written.rows)]
+                is_empty = base is not None and not (written.rows or written.removed)
+                # Later files follow the last change, so that an idle job's chain does not grow.
+                link = [] if is_empty else [(number, checksum, written.rows)]
+                self._chain = [*(chain if base else []), *link]
             result = snapshot.write(
                 self._folder,
                 snapshot.Snapshot(
@@ -197,7 +200,8 @@ class Checkpoints:
     def _chain_is_long(self) -> bool:
         if not self._chain or len(self._chain) >= _MAX_CHAIN:
             return True
-        return sum(rows for _, _, rows in self._chain[1:]) >= self._chain[0][2]
+        changed = sum(rows for _, _, rows in self._chain[1:])
+        return 0 < changed >= self._chain[0][2]
 
     def _apply(self, latest: snapshot.Snapshot) -> None:
         self._store.restore_nothing()

@@ -98,3 +98,20 @@ def chain(folder: str, number: int, checksum: int) -> list[tuple[int, int]]:
         if base[0] >= found[0][0]:
             raise CheckpointError(f"{path} is damaged: it follows number {base[0]}")
         found.insert(0, base)
+
+
+def base_without_changes(folder: str, number: int, checksum: int) -> tuple[int, int] | None:
+    """Returns the file that a file of rows without changes follows.
+
+    Returns:
+      Its number and checksum; `None` if there are changes, or if the file is gone or another one.
+    """
+    path = layout.path(folder, number, "rows")
+    try:
+        with files.open_in_order(path) as file:
+            reader = rows_file.Reader(file, path)
+            if any(len(rows.ids) or len(rows.removed) for _, rows in reader.rows()):
+                return None
+            return reader.about.base if reader.checksum == checksum else None
+    except (CheckpointError, tf.errors.OpError, OSError):
+        return None

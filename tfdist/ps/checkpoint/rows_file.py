@@ -61,10 +61,12 @@ class Written:
     Args:
       checksum: identifies the file in files that are based on it.
       rows: the number of rows.
+      removed: the number of removed rows.
     """
 
     checksum: int
     rows: int
+    removed: int
 
 
 def write(file: BinaryIO, about: About) -> Written:
@@ -106,13 +108,14 @@ def write_rows(file: BinaryIO, about: About, pieces: Iterable[tuple[int, SavedRo
         }
     ).encode()
     writer.add(_ABOUT, 0, 0, 0, len(text), [np.frombuffer(text, np.uint8)])
-    count = 0
+    count = removed = 0
     for i, rows in pieces:
         arrays = [rows.ids, rows.removed, rows.used, rows.counts, rows.content]
         floats = about.tables[i].content_floats
         writer.add(_ROWS, i, len(rows.ids), len(rows.removed), floats, arrays)
         count += len(rows.ids)
-    return Written(writer.end(), count)
+        removed += len(rows.removed)
+    return Written(writer.end(), count, removed)
 
 
 class Reader:

@@ -39,8 +39,13 @@ class PublishedPart:
           CheckpointError: a file is missing or damaged.
         """
         links = row_chain.chain(self.folder, self.number, self.checksum)
-        known = None if before is None else (before.number, before.checksum)
-        if before is not None and before.folder == self.folder and known in links:
+        if before is None or before.folder != self.folder:
+            return links, True
+        known: tuple[int, int] | None = (before.number, before.checksum)
+        if known not in links:
+            # No file follows one without changes.
+            known = row_chain.base_without_changes(before.folder, before.number, before.checksum)
+        if known in links:
             return links[links.index(known) + 1 :], False
         return links, True
 
