@@ -25,6 +25,10 @@ from support.served_tables import write_model
 from support.tiers import rounds
 from support.warm_python import interpreter
 from tfdist.cli.main import main
+from tfdist.observe.live import targets
+from tfdist.observe.live.dashboard import JobView
+from tfdist.observe.live.job_record import JobRecord
+from tfdist.observe.live.sampler import Sampler
 from tfdist.prediction.options import FINAL_CODE
 
 PACKAGE = str(Path(tfdist.__file__).parents[1])
@@ -228,6 +232,34 @@ def test_workers_come_and_go(tmp_path, job):
     assert ids(tmp_path / "out") == list(range(ROWS))
     assert parts(tmp_path / "out") == parts(tmp_path / "whole")
     assert b"starting it again" not in out
+
+
+@pytest.mark.long(covered_by="single/prediction/test_predict.py")
+@pytest.mark.timeout(170)
+def test_a_running_job_is_shown_by_top_and_dashboard(tmp_path, job, capsys):
+    """As docs/operate/dashboard.md says."""
+    file, rooms = tmp_path / "job.json", tmp_path / "out/_job"
+    with running(job(map="slow", workers=2, job_file=file)) as process:
+        wait_until(lambda: len(names_in(rooms / "workers")) == 2, "two workers", 120)
+        wait_until(lambda: names_in(rooms / "claims"), "a claim", 60)
+        capsys.readouterr()
+        assert main(["top", "--once", "--job", str(file)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        sampler = Sampler(targets.find(file, None))
+        shown = json.loads(JobView(sampler, "", JobRecord([], None, lambda: None)).json())
+        sampler.close()
+        (tmp_path / "go").touch()
+        (tmp_path / "fast").touch()
+        out = process.communicate(timeout=120 * PATIENCE)[0].decode()
+    assert process.returncode == 0, out
+    assert lines[0] == "2 of 2 tasks answer"
+    assert [line.split()[:2] for line in lines[2:4]] == [["worker", "0"], ["worker", "1"]]
+    (queue,) = (line for line in lines if line.startswith("queue"))
+    assert re.match(r"queue predict: 0 of 7 data tasks done, [1-7] pending, 0 parked", queue)
+    assert [task["name"] for task in shown["tasks"]] == ["worker 0", "worker 1"]
+    (queue,) = shown["queues"]
+    assert (queue["name"], queue["done"], queue["parked"]) == ("predict", 0, 0)
+    assert queue["to_do"] + queue["pending"] == 7
 
 
 @pytest.mark.long("*-SIGTERM", covered_by="the other cases")

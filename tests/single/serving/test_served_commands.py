@@ -19,6 +19,7 @@ from support.launching import PACKAGE
 from support.patience import PATIENCE
 from support.served_tables import Training, addresses, values_of, write_model
 from support.warm_python import interpreter
+from tfdist.cli.main import main
 from tfdist.launch.ports import free_ports
 
 pytestmark = pytest.mark.timeout(120)
@@ -69,7 +70,8 @@ def root(tmp_path):
 @pytest.mark.long(
     covered_by="single/observe/metrics/test_exporter_tls.py, test_servers_of_this_machine"
 )
-def test_the_metrics_of_a_server(root, tmp_path):
+def test_the_metrics_of_a_server(root, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFDIST_SECRET", secrets.token_hex(32))
     (port,) = free_ports(1)
     group = addresses(1)
     with servers(root, group, {"TFDIST_METRICS_PORT": str(port)}):
@@ -77,7 +79,11 @@ def test_the_metrics_of_a_server(root, tmp_path):
         assert values_of(model, IDS) == IDS
         values_of(model, [10**12])
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read()
+        capsys.readouterr()
+        assert main(["top", "--once", "--targets", f"127.0.0.1:{port}"]) == 0
         model.table_connection.close()
+    first, _, row = capsys.readouterr().out.splitlines()[:3]
+    assert first == "1 of 1 tasks answer" and row.startswith("table server 0")
     found = dict(line.rsplit(" ", 1) for line in text.decode().splitlines() if line[0] != "#")
     labels = 'table="users",task="table server 0"'
     assert float(found[f"tfdist_ps_rows{{{labels}}}"]) == len(IDS)
