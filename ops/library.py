@@ -7,6 +7,7 @@ through ctypes (`c_api`). Structures that C functions take are declared twice, i
 
 import ctypes
 import functools
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,10 +22,15 @@ Handle = ctypes.c_int64  # of a C++ object
 # Resolved, because TensorFlow accepts the same file twice but not a second path to it.
 _DIRECTORY = Path(__file__).resolve().parent
 _REBUILD = (
-    "Rebuild it against the installed TensorFlow: `pip install --no-build-isolation "
-    "--force-reinstall --no-deps .` in tfdist's sources, or `make -C ops lib` when you run from a "
-    "checkout."
+    "Install it again, with the wheel (`pip install --force-reinstall --no-deps ./tfdist-*.whl`) "
+    "or from tfdist's sources (`pip install --no-build-isolation --force-reinstall --no-deps .`); "
+    "in a checkout, run `make -C ops lib`."
 )
+# Of an ELF file of 64 bits: the place and number of its segments' headers; a segment's type, offset
+# and size in the file.
+_ELF_HEADER = struct.Struct("<4s28xQ16xH6x")
+_ELF_SEGMENT = struct.Struct("<I4xQ16xQ16x")
+_MAPPED = 1  # PT_LOAD
 _ERROR_BYTES = 2048
 _ERROR = (ctypes.c_char_p, ctypes.c_size_t)
 
@@ -62,12 +68,36 @@ _Library = TypeVar("_Library")
 
 def _load(loader: Callable[[str], _Library], path: Path) -> _Library:
     try:
+        _check_length(path)
         return loader(str(path))
     except (OSError, tf.errors.NotFoundError) as error:
         raise OpLibraryError(
             f"tfdist's op library {path.name} does not load into TensorFlow {tf.__version__}: "
             f"{error}. {_REBUILD}"
         ) from error
+
+
+def _check_length(path: Path) -> None:
+    """Checks that a library is whole: the loader maps a cut one, and SIGBUS ends the process.
+
+    Raises:
+      OpLibraryError: a part that would be mapped is not in the file.
+    """
+    content = path.read_bytes()
+    try:
+        name, offset, number = _ELF_HEADER.unpack_from(content)
+        segments = [
+            _ELF_SEGMENT.unpack_from(content, offset + each * _ELF_SEGMENT.size)
+            for each in range(number)
+        ]
+    except struct.error:
+        return  # the loader says that it is too short
+    expected = max((at + size for kind, at, size in segments if kind == _MAPPED), default=0)
+    if name == b"\x7fELF" and len(content) < expected:
+        raise OpLibraryError(
+            f"tfdist's op library {path.name} is damaged: expected {expected} bytes or more, "
+            f"received {len(content)}. {_REBUILD}"
+        )
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist import _compatibility, _providers
 from tfdist._version import __version__
 
-_compatibility.check_tensorflow()
+_compatibility.require_tensorflow()
 
 if TYPE_CHECKING:
     from tfdist import (

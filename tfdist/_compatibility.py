@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tfdist._version import MAX_TENSORFLOW, MIN_TENSORFLOW
 from tfdist.errors import UnsupportedTensorFlowError
@@ -39,12 +41,20 @@ def installed_tensorflow() -> str:
         return version
     try:
         import tensorflow  # built from source, or another distribution
-    except ImportError:
-        raise UnsupportedTensorFlowError(
-            f"tfdist needs TensorFlow {_range()}, but no TensorFlow is installed. Install it with "
-            f"`pip install '{_requirement()}'`."
-        ) from None
-    return tensorflow.__version__
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise _broken(error) from error
+    except ImportError as error:
+        raise _broken(error) from error
+    else:
+        # A folder that an uninstalled TensorFlow has left behind is a module without a version.
+        version = getattr(tensorflow, "__version__", None)
+        if version is not None:
+            return str(version)
+    raise UnsupportedTensorFlowError(
+        f"tfdist needs TensorFlow {_range()}, but no TensorFlow is installed. Install it with "
+        f"`pip install '{_requirement()}'`."
+    )
 
 
 def check_tensorflow(version: str | None = None) -> None:
@@ -62,6 +72,40 @@ def check_tensorflow(version: str | None = None) -> None:
             f"Install a supported one with `pip install '{_requirement()}'`, "
             "or a tfdist release that supports yours."
         )
+
+
+def require_tensorflow() -> None:
+    """Checks the installed TensorFlow, when tfdist is imported.
+
+    Raises:
+      UnsupportedTensorFlowError: the version is not supported, or there is none.
+      SystemExit: the same for the command `tfdist`, where a traceback shows nothing of the user's.
+    """
+    try:
+        check_tensorflow()
+    except UnsupportedTensorFlowError as error:
+        if _is_command(sys.argv[0] if sys.argv else "", sys.orig_argv):
+            sys.exit(f"tfdist: error: {error}")
+        raise
+
+
+def _is_command(program: str, words: Sequence[str]) -> bool:
+    """Whether this process is the command `tfdist`, or `python -m tfdist`.
+
+    Args:
+      program: `sys.argv[0]`, which is "-m" as long as Python looks for the module.
+      words: all of Python's command line.
+    """
+    if program == "-m":
+        return "tfdist" in words
+    return Path(program).name == "tfdist"
+
+
+def _broken(error: ImportError) -> UnsupportedTensorFlowError:
+    return UnsupportedTensorFlowError(
+        f"tfdist needs TensorFlow {_range()}, but the TensorFlow that is installed cannot be "
+        f"imported: {error}"
+    )
 
 
 def _name(series: tuple[int, int]) -> str:

@@ -22,6 +22,31 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"tfdist {__version__}\n"
 
 
+@pytest.mark.parametrize("words", [("-m", "tfdist"), ("bin/tfdist",)])
+def test_another_tensorflow_is_told_in_one_line(tmp_path, words):
+    information = tmp_path / "tensorflow-2.15.1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.15.1\n"
+    )
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tfdist").write_text("from tfdist.cli.main import main\nmain()\n")
+    ended = subprocess.run(
+        [sys.executable, *words, "run", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{PACKAGE}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1 and ended.stdout == ""
+    assert ended.stderr == (
+        "tfdist: error: tfdist works with TensorFlow 2.16 to 2.22, but TensorFlow 2.15.1 is "
+        "installed. Install a supported one with `pip install 'tensorflow>=2.16,<2.23'`, or a "
+        "tfdist release that supports yours.\n"
+    )
+
+
 @pytest.mark.parametrize(
     "command",
     [

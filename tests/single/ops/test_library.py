@@ -5,6 +5,7 @@ import ctypes
 import importlib.metadata
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ def test_a_library_for_another_tensorflow_says_how_to_rebuild(tmp_path):
         library.library_path(tmp_path, "2.21.0")
     message = str(raised.value)
     assert "built for TensorFlow 2.18, but TensorFlow 2.21.0 is running" in message
-    assert "pip install --no-build-isolation" in message and "make -C ops lib" in message
+    for remedy in ("./tfdist-*.whl", "pip install --no-build-isolation", "make -C ops lib"):
+        assert remedy in message
 
 
 def test_a_missing_library_says_where_it_was_expected(tmp_path):
@@ -40,6 +42,26 @@ def test_a_damaged_library_is_an_import_error_with_the_cause(tmp_path):
     damaged.write_bytes(b"not an ELF file")
     with pytest.raises(ImportError, match=r"libtfdist_ops.tf2.21.so does not load into TensorFlow"):
         library._load(tf.load_op_library, damaged)
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.95])
+def test_a_cut_library_is_refused_before_it_ends_the_process(tmp_path, part):
+    whole = library.library_path().read_bytes()
+    segments = subprocess.run(
+        ["readelf", "-lW", library.library_path()], check=True, capture_output=True, text=True
+    ).stdout
+    loaded = [line.split() for line in segments.splitlines() if line.split()[:1] == ["LOAD"]]
+    needed = max(int(line[1], 16) + int(line[4], 16) for line in loaded)
+    cut = tmp_path / "libtfdist_ops.tf2.21.so"
+    cut.write_bytes(whole[: int(needed * part)])
+    with pytest.raises(errors.OpLibraryError) as raised:
+        library._load(pytest.fail, cut)
+    assert str(raised.value).startswith(
+        f"tfdist's op library {cut.name} is damaged: expected {needed} bytes or more, received "
+        f"{int(needed * part)}. Install it again"
+    )
+    cut.write_bytes(whole[:needed])
+    assert library._load(str, cut) == str(cut)
 
 
 def _structures(kind: type = ctypes.Structure) -> list[type]:
@@ -123,6 +145,35 @@ def test_absent_tensorflow_is_told_what_to_install(monkeypatch):
         errors.UnsupportedTensorFlowError, match="pip install 'tensorflow>=2.16,<2.23'"
     ):
         _compatibility.check_tensorflow()
+
+
+def test_a_folder_that_tensorflow_has_left_behind_is_not_tensorflow(monkeypatch):
+    monkeypatch.setattr(_compatibility, "TENSORFLOW", ())
+    monkeypatch.setitem(sys.modules, "tensorflow", types.ModuleType("tensorflow"))
+    with pytest.raises(errors.UnsupportedTensorFlowError, match="no TensorFlow is installed"):
+        _compatibility.check_tensorflow()
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("import absent_part", "No module named 'absent_part'"),
+        ("raise ImportError('libabsent.so: no such file')", "libabsent.so: no such file"),
+    ],
+)
+def test_a_tensorflow_that_cannot_be_imported_is_told_with_the_cause(
+    monkeypatch, tmp_path, source, cause
+):
+    monkeypatch.setattr(_compatibility, "TENSORFLOW", ())
+    (tmp_path / "tensorflow.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    with pytest.raises(errors.UnsupportedTensorFlowError) as raised:
+        _compatibility.check_tensorflow()
+    assert str(raised.value) == (
+        "tfdist needs TensorFlow 2.16 to 2.22, but the TensorFlow that is installed cannot be "
+        f"imported: {cause}"
+    )
 
 
 def test_the_distribution_that_is_installed_tells_the_version(monkeypatch):
