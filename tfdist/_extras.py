@@ -7,6 +7,7 @@ pip finds them wherever tfdist came from: a wheel, a clone or an sdist. It would
 
 from __future__ import annotations
 
+import importlib.metadata
 import shlex
 
 EXTRAS: dict[str, tuple[str, ...]] = {
@@ -40,3 +41,16 @@ def install_command(extra: str) -> str:
       'pip install tensorflow-estimator==2.15.0 tf_keras'
     """
     return shlex.join(["pip", "install", *EXTRAS[extra]])
+
+
+def install_command_here(extra: str) -> str:
+    """Returns a command that also leaves the installed TensorFlow as it is.
+
+    `tf_keras` and `tensorflow-serving-api` require a TensorFlow of their own release: pip takes
+    their newest one, and replaces TensorFlow by its release, unless the command names another.
+    """
+    try:
+        version = importlib.metadata.version("tensorflow")
+    except importlib.metadata.PackageNotFoundError:  # such as tensorflow-cpu
+        return f"{install_command(extra)} --no-deps"
+    return f"{install_command(extra)} {shlex.quote(f'tensorflow=={version}')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist._extras import EXTRAS, install_command
+from tfdist._extras import EXTRAS, install_command, install_command_here
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("tfdist", "strategies", "ops", "docs", "estimator_examples", "keras_examples")
@@ -47,6 +48,21 @@ def test_a_command_installs_the_packages(extra):
     command = install_command(extra)
     assert command.startswith("pip install ") and "tfdist" not in command
     assert all(package in command for package in EXTRAS[extra])
+
+
+@pytest.mark.parametrize(
+    ("version", "ending"),
+    [("2.19.1", "tf_keras tensorflow==2.19.1"), (None, "tf_keras --no-deps")],
+)
+def test_a_command_leaves_the_installed_tensorflow(monkeypatch, version, ending):
+    def installed(distribution):
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(distribution)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    command = install_command_here("estimator")
+    assert command == f"pip install tensorflow-estimator==2.15.0 {ending}"
 
 
 def test_no_printed_command_needs_tfdist_on_an_index():

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tfdist._extras import install_command
+from tfdist._extras import install_command, install_command_here
 from tfdist.cli.arguments import seconds, whole_number
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def run(chosen: argparse.Namespace) -> int:
     if importlib.util.find_spec("tensorflow_serving") is None:
         return refuse(
             "expected the package tensorflow-serving-api, which is not installed: "
-            f"{_how_to_install()}"
+            f"{install_command_here('serve')}"
         )
     try:
         tls = Settings.from_environment().tls
@@ -311,18 +311,6 @@ def _serve(
     signals.stopped.clear()  # a second signal ends the drain
     server.close(chosen.drain, signals.stopped)
     return signals.exit_code or 0
-
-
-def _how_to_install() -> str:
-    """Returns a command that leaves the installed TensorFlow as it is."""
-    import importlib.metadata
-    import shlex
-
-    try:
-        version = importlib.metadata.version("tensorflow")
-    except importlib.metadata.PackageNotFoundError:  # such as tensorflow-cpu
-        return f"{install_command('serve')} --no-deps"
-    return f"{install_command('serve')} {shlex.quote(f'tensorflow=={version}')}"
 
 
 def _named_folder(text: str) -> tuple[str, Path]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+
 import pytest
 import tensorflow as tf
 
@@ -85,7 +87,10 @@ try:
 except ImportError as error:
     print(error)
 """
-    expected = f"tfdist.estimator needs {absent}: pip install tensorflow-estimator==2.15.0 tf_keras"
+    expected = (
+        f"tfdist.estimator needs {absent}: pip install tensorflow-estimator==2.15.0 tf_keras "
+        f"tensorflow=={importlib.metadata.version('tensorflow')}"
+    )
     assert run_python(program, absent).strip() == expected
 
 

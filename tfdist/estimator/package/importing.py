@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._extras import install_command
+from tfdist._extras import install_command_here
 from tfdist.internals.tensorflow import distribute, tf_export, tpu
 
 _PACKAGE = "tensorflow_estimator"
@@ -38,7 +38,7 @@ def prepare() -> None:
     missing = [n for n in (_PACKAGE, "tf_keras") if importlib.util.find_spec(n) is None]
     if missing:
         raise ImportError(
-            f"tfdist.estimator needs {' and '.join(missing)}: {install_command('estimator')}"
+            f"tfdist.estimator needs {' and '.join(missing)}: {install_command_here('estimator')}"
         )
     _supply(distribute, "estimator_training", _module("package.coordinator"))
     for name in _TPU_MODULES:
