@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tfdist import atomic_files
+from tfdist.errors import OpLibraryError
 
 _log = logging.getLogger("tfdist.observe.metrics")
 
@@ -34,5 +35,7 @@ def leave(directory: Path, task: str, state: Callable[[], Mapping[str, object]])
         text = json.dumps(state())
         path = str(path_of(directory, task))
         atomic_files.replace(path, lambda new: Path(new).write_text(text))
+    except OpLibraryError:
+        pass  # the task has told it already, and has no state without the library
     except Exception as error:
         _log.warning("%s: its last state cannot be kept for the dashboard: %s", task, error)

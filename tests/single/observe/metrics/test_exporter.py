@@ -16,12 +16,12 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control import interfaces
 from tfdist.control.signing import metrics_token
-from tfdist.errors import AddressInUseError, ClusterConfigError
+from tfdist.errors import AddressInUseError, ClusterConfigError, OpLibraryError
 from tfdist.launch.ports import free_range
 from tfdist.observe.live.records import ReportedState
 from tfdist.observe.metrics import http_server
 from tfdist.observe.metrics.exporter import Exporter, serve
-from tfdist.observe.metrics.last_state import path_of
+from tfdist.observe.metrics.last_state import leave, path_of
 
 SECRET = b"a secret of sixteen"
 PORT = 5
@@ -243,6 +243,14 @@ def test_a_last_state_that_cannot_be_kept(tmp_path, caplog):
     settings = Settings(metrics_port=0, secret=SECRET, state_dir=str(tmp_path / "states"))
     serve(cluster_at("127.0.0.1"), settings).close()
     assert "worker 1: its last state cannot be kept for the dashboard" in caplog.text
+
+
+def test_without_the_op_library_there_is_no_last_state_and_no_second_report(tmp_path, caplog):
+    def state():
+        raise OpLibraryError("tfdist's op library is missing")
+
+    leave(tmp_path / "states", "worker 1", state)
+    assert caplog.messages == [] and list((tmp_path / "states").iterdir()) == []
 
 
 def test_tasks_with_a_host_each_have_the_same_port():
