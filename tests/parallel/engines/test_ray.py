@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.example_runs import ROOT
+from support.held_prediction import HeldPrediction
 from support.launching import PACKAGE
 
 pytestmark = [
@@ -22,7 +26,8 @@ pytestmark = [
     ),
     # They need the engine itself.
     pytest.mark.long(
-        covered_by="single/config/test_environments.py, single/launch/test_ray_request.py"
+        covered_by="single/config/test_environments.py, single/launch/test_ray_request.py, "
+        "parallel/prediction/test_predict_deaths.py"
     ),
 ]
 # Each case is a driver of its own: Ray changes the process that it is used in. `train` waits in
@@ -116,6 +121,33 @@ finally:
 """
 
 
+# Two tasks, each of which is one worker, on a node of its own.
+PREDICTION = """
+import sys
+import ray
+from ray.cluster_utils import Cluster
+
+@ray.remote(num_cpus=4, max_retries=3)
+def predict(folder):
+    sys.path.insert(0, folder)
+    import prep, tfdist
+    data = tfdist.data.from_files(f"{folder}/in-*.csv", "lines", 30, lease=5, name="predict")
+    result = tfdist.predict(f"{folder}/served", data, f"{folder}/out", map=prep.held, batch_size=8,
+                            keep=["id"], format="jsonl")
+    return result.rows, ray.get_runtime_context().get_node_id()
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+cluster.add_node(num_cpus=4)
+ray.init(address=cluster.address)
+try:
+    rows, nodes = zip(*ray.get([predict.remote(sys.argv[1]) for _ in range(2)]))
+    print("ROWS", rows, "NODES", len(set(nodes)))
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
 def drive(folder: Path, config: dict, wants_drain: bool = False, **keywords) -> str:
     """Runs a job in a driver of its own; returns what the driver printed."""
     text = json.dumps([{"folder": str(folder), **config}, keywords, wants_drain])
@@ -124,23 +156,45 @@ def drive(folder: Path, config: dict, wants_drain: bool = False, **keywords) -> 
 
 def run(folder: Path, program: str, *arguments: str) -> str:
     """Runs a program in a process of its own; returns what it printed."""
+    with started(folder, program, *arguments) as driver:
+        return finish(driver)
+
+
+@contextlib.contextmanager
+def started(folder: Path, program: str, *arguments: str) -> Iterator[subprocess.Popen]:
+    """Starts a program in a process of its own, which it ends at last."""
     (folder / "driver.py").write_text(program)
-    finished = subprocess.run(
+    driver = subprocess.Popen(
         [sys.executable, str(folder / "driver.py"), *arguments],
         env={
             **os.environ,
             "PYTHONPATH": PACKAGE,
             "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
             "RAY_raylet_start_wait_time_s": "120",
+            "RAY_worker_niceness": "0",  # else workers starve beside other programs
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "TFDIST_SECRET": "a secret of 24 characters",
         },
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=560,
     )
-    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
-    return finished.stdout
+    with driver:
+        try:
+            yield driver
+        finally:
+            driver.send_signal(signal.SIGINT)  # it ends its cluster
+            try:
+                driver.wait(60)
+            except subprocess.TimeoutExpired:
+                driver.kill()
+
+
+def finish(driver: subprocess.Popen) -> str:
+    """Waits for the end of a program; returns what it printed."""
+    out, err = driver.communicate(timeout=560)
+    assert driver.returncode == 0, out[-3000:] + err[-3000:]
+    return out
 
 
 def result_of(text: str) -> tuple[list[dict], int, int]:
@@ -212,3 +266,18 @@ def test_inside_of_ray_train(tmp_path, undisturbed) -> None:
     values = [json.loads((tmp_path / f"rank {rank}").read_text()) for rank in range(2)]
     assert [value["sum"] for value in values] == pytest.approx([undisturbed] * 2, rel=1e-5)
     assert [value["size"] for value in values] == [2, 2]
+
+
+def test_a_prediction_survives_a_killed_worker(tmp_path) -> None:
+    prediction = HeldPrediction(tmp_path)
+    with started(tmp_path, PREDICTION, str(tmp_path)) as driver:
+
+        def runs() -> bool:
+            return driver.poll() is None
+
+        prediction.wait_until_held(2, runs)
+        prediction.kill_one()
+        prediction.wait_until_held(2, runs)  # its task was started again
+        prediction.let_go()
+        assert "ROWS (360, 360) NODES 2" in finish(driver)
+    prediction.check()
