@@ -8,6 +8,7 @@ documentation. One line for each problem; the exit code is then 1.
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import subprocess
@@ -79,6 +80,9 @@ def of_the_wheel() -> Iterator[str]:
                 continue
             if _differs(_in_the_tree(name), archive.read(name)):
                 yield f"{wheels[0].name}: {name} is not that of the tree"
+        for name in _modules():
+            if name not in names:
+                yield f"{wheels[0].name}: {name} is absent"
 
 
 def of_the_sdist() -> Iterator[str]:
@@ -97,6 +101,17 @@ def of_the_sdist() -> Iterator[str]:
             if content is not None and not path.startswith(made):
                 if _differs(ROOT / path, content.read()):
                     yield f"{name}: {path} is not that of the tree"
+
+
+def _modules() -> Iterator[str]:
+    """The Python files of the tree's packages, as a wheel names them."""
+    for package, folder in {"tfdist/": "tfdist/", **PACKAGES}.items():
+        for parent, _, files in os.walk(ROOT / folder):  # does not follow the symlinks
+            if Path(parent) == ROOT / folder or "__init__.py" in files:
+                for name in sorted(files):
+                    path = Path(parent, name).relative_to(ROOT / folder)
+                    if path.suffix == ".py":
+                        yield package + path.as_posix()
 
 
 def _in_the_tree(name: str) -> Path:

@@ -80,6 +80,7 @@ def write(name: str, text: str) -> Callable[[ModuleType], None]:
         (write("docs/page.md", "`tfdist-9.9.9.tar.gz`"), "docs/page.md: names tfdist-9.9.9"),
         (lambda module: write_wheel(module, without="2.18"), "no op library for TensorFlow 2.18"),
         (lambda module: write_wheel(module, library="other"), "tfdist/ops/library.py is not that"),
+        (write("ops/later.py", ""), "manylinux_2_35_x86_64.whl: tfdist/ops/later.py is absent"),
         (write("dist/other.whl", ""), "expected one wheel"),
         (write("ops/library.py", "# newer"), "tar.gz: ops/library.py is not"),
         (write("dist/other.tar.gz", ""), "received other.tar.gz"),
