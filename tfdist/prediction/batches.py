@@ -20,10 +20,10 @@ from tfdist.data.queue.client import OwnedTask
 from tfdist.data.queue.description import Description
 from tfdist.data.sources import RecordSource
 from tfdist.errors import PredictionError
+from tfdist.internals.tensorflow import context
+from tfdist.prediction.deaths import READ_AHEAD, RECORDS_AHEAD
 from tfdist.prediction.input_files import InputFiles
 from tfdist.reasons import one_line
-
-_READ_AHEAD = 2  # batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Batches:
         self._sizes = description.plan(0).sizes
         self._pieces: Iterator[Piece] = iter(())
         self._failure: BaseException | None = None
+        self._gate = _Gate()
         try:
             self._batches = self._pipeline()
         except Exception as error:
@@ -73,7 +74,7 @@ class Batches:
                 "map: expected a function of one record in TensorFlow's operations, but it fails: "
                 f"{one_line(error)}"
             ) from error
-        self._ahead = self._batches.prefetch(_READ_AHEAD)
+        self._ahead = self._batches.prefetch(READ_AHEAD)
 
     @property
     def spec(self) -> Nested:
@@ -108,8 +109,10 @@ class Batches:
 
     def _of(self, dataset: tf.data.Dataset, pieces: Iterator[Piece]) -> Iterator[Nested]:
         self._pieces, self._failure = pieces, None
+        self._gate.open()
+        iterator = iter(dataset)  # its end waits for the map, so it comes after the gate is closed
         try:
-            yield from dataset
+            yield from iterator
         except BaseException as error:
             # TensorFlow's frames would hold the iterator as long as the exception lives. At the
             # end of an interrupted program its threads would then wait for Python for ever.
@@ -117,6 +120,9 @@ class Batches:
             if isinstance(error, tf.errors.OpError) and self._failure is not None:
                 raise self._failure from None
             raise error
+        finally:
+            self._gate.close()
+            del iterator
         if self._failure is not None:
             raise self._failure
 
@@ -155,23 +161,70 @@ class Batches:
             records = self._source.records_of(whole)
             if self._map is not None:
                 records = records.map(
-                    self._map, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+                    self._gate.before(self._map),
+                    num_parallel_calls=RECORDS_AHEAD,
+                    deterministic=True,
                 )
             return records.batch(self.batch_size)
 
         options = tf.data.Options()
         options.deterministic = True
+        # A number of calls that is tuned begins small, and two threads then hand over each record,
+        # which costs several times what a small map does.
+        options.autotune.enabled = False
+        # As many threads as there are processors: calls that wait do not hold up the model.
+        options.threading.private_threadpool_size = 0
         # Without reading ahead, no other record may be in work.
         options.experimental_optimization.inject_prefetch = False
         return pieces.flat_map(batches_of).with_options(options)
 
 
+class _Gate:
+    """Keeps records from a map once their pipeline is closed, which waits for all begun calls.
+
+    It is a variable that is NaN when the gate is closed. `tf.Variable` would be one of a strategy.
+    """
+
+    def __init__(self) -> None:
+        with tf.device("CPU:0"):
+            self._variable = tf.raw_ops.VarHandleOp(
+                dtype=tf.float32, shape=[], shared_name=context.anonymous_name()
+            )
+        self.open()
+
+    def open(self) -> None:
+        """Lets records through."""
+        self._assign(0.0)
+
+    def close(self) -> None:
+        """Ends the calls that have not begun."""
+        self._assign(np.nan)
+
+    def before(self, map_record: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a map that fails if the gate is closed."""
+
+        def gated(*record: Nested) -> Nested:
+            state = tf.raw_ops.ReadVariableOp(resource=self._variable, dtype=tf.float32)
+            check = tf.raw_ops.CheckNumerics(tensor=state, message="the pipeline is closed")
+            with tf.control_dependencies([check]):
+                record = tf.nest.map_structure(tf.identity, record)
+            return map_record(*record)
+
+        return gated
+
+    def _assign(self, value: float) -> None:
+        tf.raw_ops.AssignVariableOp(resource=self._variable, value=tf.constant(value))
+
+
 def rows_of(batch: Nested) -> int:
     """Returns the number of rows of a batch."""
     first = tf.nest.flatten(batch)[0]
+    # From shapes: an op for each batch would cost as much as the call of a small model.
     if isinstance(first, tf.SparseTensor):
-        return int(first.dense_shape[0])
-    return int(first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0])
+        return int(first.dense_shape.numpy()[0])
+    if isinstance(first, tf.RaggedTensor):
+        return first.row_splits.shape[0] - 1
+    return first.shape[0]
 
 
 def joined(rows: list[Nested]) -> Nested:

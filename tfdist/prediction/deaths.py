@@ -20,8 +20,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 MAX_DEATHS = 3
-# Batches that a pipeline which reads ahead has in work at most, and single records before them.
-_BATCHES_AHEAD, _RECORDS_AHEAD = 4, 64
+# A pipeline that reads ahead has in work: mapped records, whole batches, the one in the making, and
+# the one in the model.
+RECORDS_AHEAD, READ_AHEAD = 64, 2
+_BATCHES_AHEAD = READ_AHEAD + 2
 # Deaths in one batch whose records have all been tried alone.
 _MAX_BATCH_DEATHS = 6
 # A prime number, so that the owners' first records are far apart.
@@ -91,5 +93,5 @@ class Deaths:
             return range(death.first, death.first + 1)
         if death.kind == "batch":
             return range(death.first, death.first + self.batch_size)
-        ahead = _BATCHES_AHEAD * self.batch_size + _RECORDS_AHEAD
+        ahead = _BATCHES_AHEAD * self.batch_size + RECORDS_AHEAD
         return range(death.first, death.first + ahead)
