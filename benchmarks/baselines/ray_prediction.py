@@ -42,7 +42,8 @@ def records_of(batch: dict) -> dict:
 def main() -> None:
     """Runs the prediction."""
     folder, output, batch = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    # Not the cluster that a killed run has left.
+    ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     paths = sorted(str(path) for path in (folder / "in").iterdir())
     data = ray.data.from_items([{"path": path} for path in paths], override_num_blocks=len(paths))
     data = data.map_batches(records_of, batch_size=1)
