@@ -306,8 +306,10 @@ def show_ray(rows: list[dict[str, Any]]) -> None:
     heads += [("lost", 7), ("doubled", 8), ("code", 5)]
     print(" ".join(f"{head:>{width}}" for head, width in heads))
     for row in rows:
+        # A run that was ended at the limit, or by an error, has no rate.
+        rate = f"{row['rows_per_second']:8.0f}" if row["code"] == 0 else f"{'-':>8}"
         print(
-            f"{row['system']:>10} {row['run']:>12} {row['rows_per_second']:8.0f} "
+            f"{row['system']:>10} {row['run']:>12} {rate} "
             f"{row['seconds']:8.1f} {row['lost']:7} {row['doubled']:8} {row['code']:5}"
         )
 
