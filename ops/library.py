@@ -83,20 +83,19 @@ def _check_length(path: Path) -> None:
     Raises:
       OpLibraryError: a part that would be mapped is not in the file.
     """
-    content = path.read_bytes()
+    length = path.stat().st_size
     try:
-        name, offset, number = _ELF_HEADER.unpack_from(content)
-        segments = [
-            _ELF_SEGMENT.unpack_from(content, offset + each * _ELF_SEGMENT.size)
-            for each in range(number)
-        ]
+        with path.open("rb") as file:
+            name, offset, number = _ELF_HEADER.unpack(file.read(_ELF_HEADER.size))
+            file.seek(offset)
+            segments = list(_ELF_SEGMENT.iter_unpack(file.read(number * _ELF_SEGMENT.size)))
     except struct.error:
         return  # the loader says that it is too short
     expected = max((at + size for kind, at, size in segments if kind == _MAPPED), default=0)
-    if name == b"\x7fELF" and len(content) < expected:
+    if name == b"\x7fELF" and length < expected:
         raise OpLibraryError(
             f"tfdist's op library {path.name} is damaged: expected {expected} bytes or more, "
-            f"received {len(content)}. {_REBUILD}"
+            f"received {length}. {_REBUILD}"
         )
 
 
