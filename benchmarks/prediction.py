@@ -4,8 +4,8 @@
 
 The records are in TFRecord files, the model is a network of three dense layers. The first table is
 one process: `tfdist.predict` with a part for each file, a loop that calls `model.predict` for each
-file, and one call of `model.predict` for all files. That call maps with AUTOTUNE, or 64 records at a
-time, as `tfdist.predict` does. All run in turn, and a cost is the median over the rounds, in time
+file, and one call of `model.predict` for all files. That call maps with AUTOTUNE, or 64 records at
+once, as `tfdist.predict` does. All run in turn, and a cost is the median over the rounds, in time
 and in CPU time, which other load changes less. All results must be equal up to rounding.
 
 The second one is `tfdist predict` with one worker and with two, on a map that sleeps for 2 ms, in
