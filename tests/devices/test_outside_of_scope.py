@@ -87,6 +87,6 @@ def test_features_of_a_trained_model_are_read_outside_of_its_scope():
         model.compile("sgd", "mse")
     x, y = scope_cases.rows()
     model.fit(x, y, verbose=0)
-    features = keras.Model(model.inputs, model.layers[0].output).predict(x, verbose=0)
+    features = keras.Model(model.inputs[0], model.layers[0].output).predict(x, verbose=0)
     kernel, bias = model.layers[0].get_weights()
     np.testing.assert_allclose(features, np.tanh(x @ kernel + bias), atol=1e-6)
